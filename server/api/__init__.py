@@ -1,0 +1,1 @@
+"""HTTP only: routes, schemas, errors, SSE, authentication, tokenising and chat templates."""

@@ -1,0 +1,1 @@
+"""What lies on disk: where a model is, its configuration, tokenizer and tensor headers. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Attention backends: `torch` is the exact reference."""

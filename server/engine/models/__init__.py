@@ -1,0 +1,1 @@
+"""Model families, written for serving, one short file each."""

@@ -1,0 +1,1 @@
+"""Mixture-of-experts backends: `torch` is the exact reference."""

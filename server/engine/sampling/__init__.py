@@ -1,0 +1,1 @@
+"""Logits processors, the sampler and its counter-based random numbers."""

@@ -1,0 +1,1 @@
+"""Every metric name, and collectors fed by plain stats structs."""
