@@ -75,6 +75,9 @@ class AttentionBackend(Protocol):
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Make the KV cache of all layers; without it (before sizing) attention sees only the step's own tokens."""
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole pages (int64 [N] each) in all layers; all are read before any is written."""
+
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers, keys and values."""
 

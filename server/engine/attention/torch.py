@@ -80,6 +80,11 @@ class TorchAttention:
         self.keys = [torch.zeros(shape, dtype=need.kv_dtype, device=need.device) for _ in range(self.num_layers)]
         self.values = [torch.zeros_like(k) for k in self.keys]
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole pages in all layers; see `AttentionBackend.copy_pages`."""
+        for cache in (*self.keys, *self.values):
+            cache.index_copy_(0, targets, cache.index_select(0, sources))
+
     def plan(self, step: StepMetadata) -> TorchPlan:
         """Sort the rows into single-token ones, batched, and longer ones, each by itself."""
         starts, lens = step.query_start, step.seq_lens

@@ -1,0 +1,112 @@
+"""The engine's loop: receive, schedule, run, commit, send."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from server.engine.link import EngineLink
+from server.engine.request import Request
+from server.engine.sampling.request import RequestSampling
+from server.engine.scheduler import Scheduler
+from server.engine.step import RowResult, StepPlan
+from server.messages import Abort, EngineOutputs, EngineRequest, EngineStats, RequestOutput, Shutdown
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+
+
+class StepRunner(Protocol):
+    """Runs planned steps on a model."""
+
+    def execute(self, plan: StepPlan, phase_seconds: dict[str, list[float]]) -> list[RowResult]:
+        """One result a row, in order; the durations of the step's phases are appended."""
+
+
+class EngineCore:
+    """Moves requests from the link through the scheduler and the runner, and tokens back."""
+
+    def __init__(
+        self, link: EngineLink, scheduler: Scheduler, runner: StepRunner, vocab_size: int, max_model_len: int
+    ) -> None:
+        self._link = link
+        self._scheduler = scheduler
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._steps = 0
+        self._phase_seconds: dict[str, list[float]] = {}
+        self._checked = True
+
+    def run(self) -> None:
+        """Until told to shut down."""
+        outputs: list[RequestOutput] = []
+        while self._take_messages(outputs):
+            started = time.perf_counter()
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                self._phase_seconds.setdefault("schedule", []).append(time.perf_counter() - started)
+                outputs += self._step(plan)
+            elif not self._checked:
+                self._scheduler.check()
+                self._checked = True
+            self._link.send(EngineOutputs(outputs, self._stats()))
+            outputs = []
+
+    def _take_messages(self, outputs: list[RequestOutput]) -> bool:
+        idle = self._scheduler.running == self._scheduler.waiting == 0
+        # About to wait: whatever was checked is still so, and whatever was not is checked after this round.
+        for message in self._link.receive(HEARTBEAT_SECONDS if idle and self._checked else 0):
+            self._checked = False
+            match message:
+                case EngineRequest():
+                    self._add(message, outputs)
+                case Abort(request_ids):
+                    self._scheduler.abort(request_ids)
+                case Shutdown():
+                    return False
+        return True
+
+    def _add(self, source: EngineRequest, outputs: list[RequestOutput]) -> None:
+        prompt = source.prompt_token_ids
+        # The API process has validated the request; the engine still lets none end the process.
+        if not prompt or len(prompt) > self._max_model_len:
+            problem = f"a prompt has 1 to {self._max_model_len} tokens, this one has {len(prompt)}"
+        elif not 0 <= min(prompt) <= max(prompt) < self._vocab_size:
+            problem = f"token ids run from 0 to {self._vocab_size - 1}"
+        else:
+            self._scheduler.add(
+                Request(
+                    source,
+                    RequestSampling(source.params, prompt, self._vocab_size),
+                    max_len=min(len(prompt) + source.params.max_tokens, self._max_model_len),
+                    tokens=list(prompt),
+                )
+            )
+            return
+        outputs.append(RequestOutput(source.request_id, [], finish_reason="error", error=problem))
+
+    def _step(self, plan: StepPlan) -> list[RequestOutput]:
+        self._steps += 1
+        try:
+            results = self._runner.execute(plan, self._phase_seconds)
+        except Exception:
+            logger.exception("a step of %d requests failed; they end with an error", len(plan.rows))
+            return self._scheduler.fail(plan, "The engine failed on a step with this request; its log says why.")
+        return self._scheduler.commit(plan, results)
+
+    def _stats(self) -> EngineStats:
+        phases, self._phase_seconds = self._phase_seconds, {}
+        kv = self._scheduler.kv
+        return EngineStats(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            kv_usage=kv.pool.usage,
+            preemptions=self._scheduler.preemptions,
+            prefix_queries=kv.queries,
+            prefix_hits=kv.hits,
+            steps=self._steps,
+            phase_seconds=phases,
+        )

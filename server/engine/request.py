@@ -1,0 +1,55 @@
+"""One sequence inside the engine: its tokens, how far they are computed, and the blocks that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.engine.sampling.request import RequestSampling
+from server.messages import EngineRequest, SamplingParams, TokenLogprobs
+
+
+@dataclass(eq=False)
+class Request:
+    """State that the scheduler owns; nobody else writes it."""
+
+    source: EngineRequest
+    sampling: RequestSampling
+    max_len: int
+    """Tokens, prompt included, at which the sequence ends with finish reason "length"."""
+    tokens: list[int]
+    """Prompt and output."""
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Leading tokens whose keys and values are in the cache."""
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the leading full blocks of `tokens`, made when asked for."""
+    cached_blocks: int = 0
+    """Leading blocks already registered in the prefix cache."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when first admitted."""
+    first_scheduled: float = 0.0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Collected over the prompt's chunks."""
+    started: bool = False
+    """Whether an output was sent."""
+
+    @property
+    def request_id(self) -> int:
+        """The API process's id."""
+        return self.source.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the sequence is continued."""
+        return self.source.params
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.source.prompt_token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens not computed yet: the rest of the prompt, or the one just sampled."""
+        return len(self.tokens) - self.computed
