@@ -1,0 +1,305 @@
+"""Every setting of the server: one frozen tree, the same for flags, variables, the YAML file and the engine.
+
+This module only says what the settings are. `server.config_sources` reads them from the outside world; the engine
+process gets the resolved tree as JSON and reads it with `Settings.model_validate_json`, so it looks at no flag and
+no variable.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from server.sizes import parse_size
+
+Group = Literal["server", "model", "engine", "memory", "logging"]
+
+GROUP_TITLES: dict[Group, str] = {
+    "server": "server",
+    "model": "model",
+    "engine": "engine and scheduling",
+    "memory": "memory",
+    "logging": "logging and metrics",
+}
+
+ATTENTION_BACKENDS = ("torch",)
+MOE_BACKENDS = ("torch", "grouped_mm")
+"""Names that the engine's registries hold, repeated here because the registries import torch (a test compares them)."""
+
+_BACKEND_ALIASES = {"torch_sdpa": "torch"}
+_DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a setting appears on the command line."""
+
+    group: Group
+    help: str
+    metavar: str | None = None
+    """The kind of value, with its unit."""
+    unset: str | None = None
+    """What happens when it is not given, where the default is None."""
+    positional: bool = False
+    repeated: bool = False
+
+
+def _backend(allowed: tuple[str, ...]) -> AfterValidator:
+    def check(name: str) -> str:
+        plain = _BACKEND_ALIASES.get(name.lower(), name.lower())
+        if plain != "auto" and plain not in allowed:
+            raise ValueError(f"must be auto or one of {', '.join(allowed)}")
+        return plain
+
+    return AfterValidator(check)
+
+
+def _dtype(name: object) -> object:
+    return _DTYPE_ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else name
+
+
+def _lower(name: object) -> object:
+    return name.lower() if isinstance(name, str) else name
+
+
+def _keys(value: object) -> object:
+    """Keys from a variable: a JSON list, or separated by commas."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError("must be a JSON list of keys, or keys separated by commas") from error
+    return [key.strip() for key in value.split(",")]
+
+
+def _is_block(size: int) -> int:
+    if size % 16:
+        raise ValueError(
+            f"must be a multiple of 16 (the nearest are {size // 16 * 16 or 16} and {size // 16 * 16 + 16})"
+        )
+    return size
+
+
+class Settings(BaseModel):
+    """The resolved settings of one server. Sizes are bytes, times are seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    model: Annotated[
+        str | None,
+        Flag(
+            "model",
+            "A folder, a .gguf file or a Hugging Face hub id.",
+            "MODEL",
+            unset="the embedded default, SmolLM2-135M-Instruct",
+            positional=True,
+        ),
+    ] = None
+
+    host: Annotated[
+        str, Field(min_length=1), Flag("server", "Address to listen on; 0.0.0.0 for every interface.", "ADDRESS")
+    ] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535), Flag("server", "Port to listen on; 0 picks a free one.", "PORT")] = 8000
+    api_key: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(_keys),
+        Flag(
+            "server",
+            "A key that clients must send as a bearer token; may be given several times. "
+            "OUTRIDER_API_KEY takes several, separated by commas or as a JSON list, and keeps them out of `ps`.",
+            "KEY",
+            unset="no authentication",
+            repeated=True,
+        ),
+    ] = ()
+    served_model_name: Annotated[
+        str | None,
+        Field(min_length=1),
+        Flag("server", "The model's name in the API and in metrics.", "NAME", unset="MODEL as given"),
+    ] = None
+    root_path: Annotated[
+        str, Flag("server", "Path prefix under which a proxy serves this server, such as /llm.", "PATH")
+    ] = ""
+    drain_timeout: Annotated[
+        float,
+        Field(ge=0),
+        Flag("server", "How long open requests may go on after SIGTERM before they are aborted.", "SECONDS"),
+    ] = 30.0
+    engine_timeout: Annotated[
+        float,
+        Field(ge=2),
+        Flag("server", "/health answers 503 after the engine process was silent for so long.", "SECONDS"),
+    ] = 60.0
+    max_queued_requests: Annotated[
+        int,
+        Field(ge=1),
+        Flag("server", "Sequences that may be open at once, waiting and running; more get 429.", "COUNT"),
+    ] = 1024
+
+    tokenizer: Annotated[
+        str | None,
+        Flag("model", "Take the tokenizer from this folder, .gguf file or hub id.", "TOKENIZER", unset="MODEL's own"),
+    ] = None
+    chat_template: Annotated[
+        str | None, Flag("model", "A Jinja file that replaces the model's chat template.", "FILE", unset="MODEL's own")
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        BeforeValidator(_lower),
+        Flag("model", "auto: sampling defaults come from MODEL's generation_config.json; none: from the API alone."),
+    ] = "auto"
+    download_dir: Annotated[
+        str | None,
+        Flag("model", "Where hub downloads are kept.", "FOLDER", unset="the Hugging Face cache"),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        BeforeValidator(_dtype),
+        Flag("model", "Type that weights and activations are computed in; auto decides by checkpoint and device."),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "gguf", "dummy"],
+        BeforeValidator(_lower),
+        Flag("model", "Format of the weights; auto looks at the files, dummy draws random weights from --seed."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Field(ge=1),
+        Flag("model", "Longest sequence, prompt and answer together.", "TOKENS", unset="what the model was made for"),
+    ] = None
+    seed: Annotated[
+        int,
+        Field(ge=0, le=2**63 - 1),
+        Flag("model", "Seed of dummy weights and of requests that bring none of their own.", "NUMBER"),
+    ] = 0
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        BeforeValidator(_lower),
+        Flag("engine", "Where the model runs; auto takes a CUDA GPU when there is one."),
+    ] = "auto"
+    attention_backend: Annotated[
+        str | None,
+        _backend(ATTENTION_BACKENDS),
+        Flag("engine", f"auto, {', '.join(ATTENTION_BACKENDS)}.", "NAME", unset="auto"),
+    ] = None
+    moe_backend: Annotated[
+        str | None,
+        _backend(MOE_BACKENDS),
+        Flag("engine", f"For mixture-of-experts layers: auto, {', '.join(MOE_BACKENDS)}.", "NAME", unset="auto"),
+    ] = None
+    max_num_seqs: Annotated[int, Field(ge=1), Flag("engine", "Sequences that run in one step at most.", "COUNT")] = 128
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Field(ge=1),
+        Flag("engine", "Tokens that one step computes at most.", "TOKENS", unset="chosen for the device"),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, Flag("engine", "Split long prompts over several steps, beside running answers.")
+    ] = True
+    enable_prefix_caching: Annotated[
+        bool, Flag("engine", "Keep the KV blocks of finished requests for prompts that begin the same.")
+    ] = True
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        BeforeValidator(_lower),
+        Flag("engine", "fcfs: first come, first served; priority: lower `priority` of the request first."),
+    ] = "fcfs"
+    enforce_eager: Annotated[bool, Flag("engine", "Run without captured CUDA graphs.")] = False
+    tensor_parallel_size: Annotated[
+        int, Field(ge=1), Flag("engine", "Ranks that share the model; this version runs on 1.", "COUNT")
+    ] = 1
+
+    block_size: Annotated[
+        int,
+        Field(ge=16, le=4096),
+        AfterValidator(_is_block),
+        Flag("memory", "Tokens in one KV cache block, a multiple of 16.", "TOKENS"),
+    ] = 16
+    kv_cache_memory: Annotated[
+        int | None,
+        BeforeValidator(lambda value: None if value is None else parse_size(value)),
+        Flag("memory", "Memory of the KV cache, such as 2GiB.", "SIZE", unset="measured from free memory"),
+    ] = None
+    num_kv_blocks: Annotated[
+        int | None,
+        Field(ge=1),
+        Flag("memory", "Blocks in the KV cache, instead of a size.", "COUNT", unset="measured from free memory"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Field(gt=0, le=1),
+        Flag(
+            "memory",
+            "Share of the device's memory that weights and KV cache may take, above 0 up to 1.",
+            "SHARE",
+            unset="chosen for the device",
+        ),
+    ] = None
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        BeforeValidator(_lower),
+        Flag("logging", "Least weight of a message that is logged."),
+    ] = "info"
+    metrics_names: Annotated[
+        Literal["outrider", "vllm", "both"],
+        BeforeValidator(_lower),
+        Flag("logging", "Names on /metrics: our own, vLLM's, or both."),
+    ] = "both"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name, value in values.items():
+                field = cls.model_fields.get(name)
+                if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                    raise ValueError(f"{flag_name(name)} takes no {str(value).lower()}")
+        return values
+
+    @field_validator("root_path")
+    @classmethod
+    def _root_path_is_a_path(cls, path: str) -> str:
+        if path and (not path.startswith("/") or path.endswith("/")):
+            raise ValueError("must begin with / and not end with it, such as /llm")
+        return path
+
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _one_rank(cls, size: int) -> int:
+        if size != 1:
+            raise ValueError("must be 1: this version runs a model on one device only")
+        return size
+
+    @model_validator(mode="after")
+    def _one_way_to_size_the_cache(self) -> Settings:
+        names = ("kv_cache_memory", "num_kv_blocks", "gpu_memory_utilization")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            flags = [flag_name(name) for name in given]
+            raise ValueError(f"{' and '.join(flags)} exclude each other: each sizes the KV cache")
+        return self
+
+
+def flag_name(field: str) -> str:
+    """The flag of a setting: max_model_len is --max-model-len."""
+    return "--" + field.replace("_", "-")
+
+
+def flag_of(field: str) -> Flag:
+    """The command line side of a setting.
+
+    Raises:
+        LookupError: the field of `Settings` carries none, which is a mistake in this file.
+    """
+    metadata: list[Any] = Settings.model_fields[field].metadata
+    for entry in metadata:
+        if isinstance(entry, Flag):
+            return entry
+    raise LookupError(f"Settings.{field} has no Flag")

@@ -1,0 +1,142 @@
+"""The command line of `outrider serve`, made from the settings tree: grouped help, no abbreviations."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+import yaml
+
+from server.config import GROUP_TITLES, Settings, flag_name, flag_of
+from server.config_sources import UsageError, nearest, resolve
+from server.sizes import format_size
+
+_DESCRIPTION = """\
+Serve a model over the OpenAI API.
+
+Every flag is also a variable (--max-num-seqs is OUTRIDER_MAX_NUM_SEQS) and a key of the --config file
+(max_num_seqs). A flag is stronger than a variable, a variable stronger than the file."""
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """What `outrider serve` was asked to do."""
+
+    settings: Settings
+    print_config: bool
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours to print."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def parse_known(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse `argv`, refusing what is unknown with the nearest right flag.
+
+        Raises:
+            UsageError: an unknown flag, a flag without its value, an argument too many.
+        """
+        namespace, unknown = self.parse_known_args(argv)
+        for argument in unknown:
+            if argument.startswith("-"):
+                name = argument.split("=")[0]
+                known = [option for option in self._option_string_actions if option.startswith("--")]
+                hint = nearest(name.replace("_", "-"), known)
+                if name == "--model":
+                    hint = "; the model is given without a flag, as in `outrider serve MODEL`"
+                raise UsageError(f"unknown flag {name}{hint}")
+        if unknown:
+            raise UsageError(f"unexpected argument {unknown[0]!r} (see {self.prog} --help)")
+        return namespace
+
+
+def serve_parser() -> Parser:
+    """The parser of `outrider serve`; nothing given means nothing in the namespace."""
+    parser = Parser(
+        prog="outrider serve",
+        usage="outrider serve [MODEL] [flags]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    groups = {group: parser.add_argument_group(title) for group, title in GROUP_TITLES.items()}
+    for name in Settings.model_fields:
+        _add(groups[flag_of(name).group], name)
+    other = parser.add_argument_group("settings and help")
+    other.add_argument("--config", metavar="FILE", help="Read settings from this YAML file (also OUTRIDER_CONFIG).")
+    other.add_argument("--print-config", action="store_true", help="Print the resolved settings as YAML and exit.")
+    other.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    return parser
+
+
+def parse_serve(argv: Sequence[str]) -> ServeCommand:
+    """The settings that the flags in `argv`, the variables and the file resolve to.
+
+    Raises:
+        UsageError: something in one of them is no setting or has an impossible value.
+    """
+    given = vars(serve_parser().parse_known(argv))
+    print_config = given.pop("print_config", False)
+    config_file = given.pop("config", None)
+    return ServeCommand(resolve(given, config_file), print_config)
+
+
+def config_yaml(settings: Settings) -> str:
+    """The resolved tree as YAML that --config takes back.
+
+    API keys are secrets and are left out; a comment says how many there are.
+    """
+    values = settings.model_dump(exclude={"api_key"})
+    if settings.kv_cache_memory is not None:
+        values["kv_cache_memory"] = format_size(settings.kv_cache_memory)
+    out = io.StringIO()
+    for group, title in GROUP_TITLES.items():
+        out.write(f"# {title}\n")
+        members = {name: value for name, value in values.items() if flag_of(name).group == group}
+        out.write(yaml.safe_dump(members, sort_keys=False, allow_unicode=True))
+        if group == "server" and settings.api_key:
+            out.write(
+                f"# api_key: {len(settings.api_key)} given and not printed; set OUTRIDER_API_KEY beside this file\n"
+            )
+    return out.getvalue()
+
+
+def _add(group: argparse._ArgumentGroup, name: str) -> None:
+    field, flag = Settings.model_fields[name], flag_of(name)
+    default = flag.unset if flag.unset is not None else _text(field.default)
+    text = f"{flag.help} [default: {default}]".replace("%", "%%")
+    if flag.positional:
+        group.add_argument(name, nargs="?", metavar=flag.metavar, help=text)
+    elif field.annotation is bool:
+        group.add_argument(flag_name(name), action=argparse.BooleanOptionalAction, help=text)
+    elif flag.repeated:
+        group.add_argument(flag_name(name), action="append", metavar=flag.metavar, help=text)
+    else:
+        group.add_argument(flag_name(name), metavar=flag.metavar or _choices(field.annotation), help=text)
+
+
+def _text(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, float) and default.is_integer():
+        return str(int(default))
+    return str(default) if default != "" else "none"
+
+
+def _choices(annotation: Any) -> str | None:
+    if get_origin(annotation) is types.UnionType:
+        annotation = get_args(annotation)[0]
+    return "|".join(get_args(annotation)) if get_origin(annotation) is Literal else None
