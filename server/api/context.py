@@ -1,0 +1,58 @@
+"""What the routes need to know, handed over once by the launcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from server.api.engine_client import EngineClient
+from server.api.recorder import Recorder
+
+if TYPE_CHECKING:
+    from server.checkpoint import TokenizerFiles
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What is known of the model once its tokenizer is loaded; the engine may still be loading weights."""
+
+    tokenizer: TokenizerFiles
+    vocab_size: int
+    """Of the model's logits; token ids of requests lie below it."""
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling defaults as in generation_config.json; empty with `--generation-config none`."""
+
+
+@dataclass
+class ServingState:
+    """The only parts of the context that change while the server runs; the launcher sets them."""
+
+    model: ServedModel | None = None
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """Everything `create_app` is given. Made before anything is loaded."""
+
+    engine: EngineClient
+    recorder: Recorder
+    render_metrics: Callable[[str], tuple[bytes, str]]
+    """(Accept header) to (body, content type) of `/metrics`."""
+    state: ServingState
+    served_names: tuple[str, ...]
+    """The first is the model's name in answers; all are accepted in requests."""
+    version: str
+    api_keys: tuple[str, ...] = ()
+    max_num_seqs: int = 256
+    """Sequences that the engine runs at once."""
+    max_queued_requests: int | None = None
+    """Sequences that may wait beyond `max_num_seqs` before requests get 429; None is no cap."""
+    priority_scheduling: bool = False
+    engine_timeout: float = 60.0
+    """Seconds of silence after which the engine counts as stuck."""
+    root_path: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time of the start, shown by `/v1/models`."""
