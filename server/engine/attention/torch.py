@@ -73,7 +73,7 @@ class TorchAttention:
         return 2 * self.num_layers * page_size * need.num_kv_heads * need.head_dim * need.kv_dtype.itemsize
 
     def allocate(self, num_pages: int, page_size: int) -> None:
-        """Two tensors a layer, [num_pages, page_size, num_kv_heads, head_dim]; zeros, since padding is read (masked)."""
+        """Two tensors a layer, [num_pages, page_size, num_kv_heads, head_dim]; zeros: padding is read, masked."""
         need = self.need
         shape = (num_pages, page_size, need.num_kv_heads, need.head_dim)
         self.page_size = page_size
@@ -103,13 +103,21 @@ class TorchAttention:
                 # Query i stands at position length - new + i and sees all keys up to itself.
                 mask = torch.ones(new, length, dtype=torch.bool, device=device).tril_(length - new)
             prefills.append(_Prefill(start, end, pages, length, mask))
-        return TorchPlan(step.slot_mapping, prefills, [self._decodes(step, singles)] if singles else [])
+        return TorchPlan(step.slot_mapping, prefills, self._decodes(step, singles))
 
-    def _decodes(self, step: StepMetadata, rows: list[int]) -> _Decodes:
+    def _decodes(self, step: StepMetadata, rows: list[int]) -> list[_Decodes]:
+        """Rows of similar length together, so that padding at most doubles what is read."""
+        buckets: dict[int, list[int]] = {}
+        for r in rows:
+            pages = -(-step.seq_lens[r] // self.page_size)
+            buckets.setdefault(pages.bit_length(), []).append(r)
+        return [self._bucket(step, bucket) for bucket in buckets.values()]
+
+    def _bucket(self, step: StepMetadata, rows: list[int]) -> _Decodes:
         device = step.block_tables.device
         lens = [step.seq_lens[r] for r in rows]
         num_pages = -(-max(lens) // self.page_size)
-        everything = len(rows) == len(step.seq_lens) and step.query_start[-1] == len(rows)
+        everything = len(rows) == len(step.seq_lens) == step.query_start[-1]
         tables = step.block_tables if everything else step.block_tables[torch.tensor(rows, device=device)]
         width = num_pages * self.page_size
         mask = None
@@ -138,11 +146,15 @@ class TorchAttention:
 
     def _decode(self, q: Tensor, rows: _Decodes, layer_id: int, out: Tensor) -> None:
         query = q if rows.rows is None else q[rows.rows]
-        keys = self._gather(self.keys[layer_id], rows.pages).transpose(1, 2)
-        values = self._gather(self.values[layer_id], rows.pages).transpose(1, 2)
+        batch, heads, head_dim = query.shape
+        kv_heads = self.need.num_kv_heads
+        # The query heads of one KV head stand where several queries would: the products are shared without copies.
         got = F.scaled_dot_product_attention(
-            query.unsqueeze(2), keys, values, attn_mask=rows.mask, enable_gqa=True
-        ).squeeze(2)
+            query.view(batch, kv_heads, heads // kv_heads, head_dim),
+            self._gather(self.keys[layer_id], rows.pages).transpose(1, 2),
+            self._gather(self.values[layer_id], rows.pages).transpose(1, 2),
+            attn_mask=rows.mask,
+        ).reshape(batch, heads, head_dim)
         if rows.rows is None:
             out.copy_(got)
         else:

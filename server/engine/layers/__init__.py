@@ -1,1 +1,1 @@
-"""Layers shared by the model families."""
+"""The pieces that models are put together from."""
