@@ -138,7 +138,7 @@ class Settings(BaseModel):
     max_queued_requests: Annotated[
         int,
         Field(ge=1),
-        Flag("server", "Sequences that may be open at once, waiting and running; more get 429.", "COUNT"),
+        Flag("server", "Sequences that may wait beyond --max-num-seqs before requests get 429.", "COUNT"),
     ] = 1024
 
     tokenizer: Annotated[
