@@ -1,1 +1,1 @@
-"""What lies on disk: where a model is, its configuration, tokenizer and tensor headers. Imports no torch."""
+"""Checkpoints on disk: where they are, what they say about themselves, and their tokenizer. Never imports torch."""
