@@ -38,7 +38,7 @@ class GGUFTokenizer:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class _Vocabulary:
     """Typed access to the `tokenizer.ggml.*` keys; an error names the key."""
 
     header: GGUFHeader
@@ -76,7 +76,7 @@ def tokenizer_from_gguf(header: GGUFHeader) -> GGUFTokenizer:
     Raises:
         UserError: no tokenizer inside, one of a kind that is not supported, or entries that contradict each other.
     """
-    vocabulary = Vocabulary(header)
+    vocabulary = _Vocabulary(header)
     model = vocabulary.get("model")
     tokens: list[str] = vocabulary.array("tokens", str)
     ids = {token: index for index, token in enumerate(tokens)}
@@ -110,7 +110,7 @@ def tokenizer_from_gguf(header: GGUFHeader) -> GGUFTokenizer:
     return GGUFTokenizer(tokenizer, _chat_templates(header), special_tokens, stop_ids, kind)
 
 
-def _byte_level_bpe(vocabulary: Vocabulary, ids: Mapping[str, int], pre: PreTokenization) -> Tokenizer:
+def _byte_level_bpe(vocabulary: _Vocabulary, ids: Mapping[str, int], pre: PreTokenization) -> Tokenizer:
     merges = []
     for merge in vocabulary.array("merges", str):
         left, space, right = merge.partition(" ")
@@ -140,7 +140,7 @@ def _add_marked_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]
     tokenizer.add_tokens(whole)
 
 
-def _add_ends(vocabulary: Vocabulary, tokenizer: Tokenizer, tokens: list[str], add_bos: bool) -> None:
+def _add_ends(vocabulary: _Vocabulary, tokenizer: Tokenizer, tokens: list[str], add_bos: bool) -> None:
     """Make encoding add BOS and EOS where the metadata asks for it."""
     before, after = [], []
     if vocabulary.flag("add_bos_token", add_bos):

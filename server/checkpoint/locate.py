@@ -79,7 +79,7 @@ def _default_model() -> Path:
 
 
 def _from_path(path: Path, source: str) -> Checkpoint:
-    file = _gguf_file(path)
+    file = gguf_file(path)
     if file is not None:
         return Checkpoint(file, "gguf", config_from_gguf(read_gguf_header(file)), {}, source, hash_path(file))
     if not (path / "config.json").exists():
@@ -101,8 +101,12 @@ def _from_path(path: Path, source: str) -> Checkpoint:
     )
 
 
-def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that the path means: itself, or the only one in a folder without safetensors weights."""
+def gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that the path means: itself, or the only one in a folder without safetensors weights.
+
+    Raises:
+        UserError: a file of another kind, or a folder with several.
+    """
     if not path.is_dir():
         if path.suffix != ".gguf":
             raise UserError(f"{path} is a file, but not a .gguf file; name the folder that holds the model")

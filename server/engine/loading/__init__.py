@@ -1,1 +1,1 @@
-"""From checkpoint tensors to model parameters, strictly."""
+"""Weights from files into parameter memory."""
