@@ -1,1 +1,1 @@
-"""Model families, written for serving, one short file each."""
+"""Model families, written for serving."""

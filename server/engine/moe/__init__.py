@@ -1,1 +1,1 @@
-"""Mixture-of-experts backends: `torch` is the exact reference."""
+"""Backends that compute the experts of a mixture-of-experts layer."""

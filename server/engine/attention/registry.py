@@ -1,0 +1,33 @@
+"""The attention backends of this build, by name."""
+
+from __future__ import annotations
+
+from server.engine.attention.base import AttentionBackend, AttentionNeed
+from server.engine.attention.torch import TorchAttention
+from server.engine.backends import Resolution, resolve
+
+ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {TorchAttention.name: TorchAttention}
+"""In order of preference for "auto"."""
+
+ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton", "flashinfer": "flashinfer"}
+"""vLLM's spellings, in lower case."""
+
+
+def attention_backend(name: str) -> type[AttentionBackend]:
+    """The class of a resolved name.
+
+    Raises:
+        KeyError: not a name of this build; requests go through `resolve_attention_backend` first.
+    """
+    return ATTENTION_BACKENDS[name]
+
+
+def resolve_attention_backend(
+    requested: str | None, need: AttentionNeed, setting: str = "--attention-backend"
+) -> Resolution:
+    """Resolve a request for one group of attention layers.
+
+    Raises:
+        UserError: it cannot be honoured; the message starts with `setting` and lists what would work.
+    """
+    return resolve(setting, requested, {name: cls.supports(need) for name, cls in ATTENTION_BACKENDS.items()}, ALIASES)

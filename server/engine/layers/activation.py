@@ -1,0 +1,12 @@
+"""The gated activation of the MLPs."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for [T, 2 * I] rows that hold the gate's half first; returns [T, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,65 @@
+"""What an MoE backend is: it lays out a layer's experts once and computes them each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from server.engine.attention.base import Unsupported
+
+PackedExperts: TypeAlias = Any
+"""Whatever the backend's `pack` returned; only the same backend reads it."""
+
+
+@dataclass(frozen=True)
+class MoENeed:
+    """What a group of equal MoE layers asks of its backend. The experts are gated MLPs with silu."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    """This rank's share of an expert's width."""
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """One layer's experts, as loaded."""
+
+    w13: Tensor
+    """[E, 2 * I, H], the gate's rows first, then up's."""
+    w2: Tensor
+    """[E, H, I]."""
+
+
+class MoEBackend(Protocol):
+    """Computes routed experts; one instance per layer, no state besides the need."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def supports(cls, need: MoENeed) -> Unsupported | None:
+        """None when the backend can serve the need, else the reason."""
+
+    def __init__(self, need: MoENeed) -> None: ...
+
+    def pack(self, experts: ExpertWeights) -> PackedExperts:
+        """Bring the weights into the backend's layout, once at load; it may keep the given tensors."""
+
+    def forward(self, x: Tensor, packed: PackedExperts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """The weighted sum of each token's experts.
+
+        Args:
+            x: [T, H].
+            packed: what `pack` returned.
+            topk_ids: int64 [T, k], distinct in a row.
+            topk_weights: [T, k], x's dtype or fp32.
+
+        Returns:
+            [T, H] in x's dtype, new memory.
+        """
