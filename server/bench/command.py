@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from rich.console import Console
@@ -83,7 +83,7 @@ def bench_http(argv: Sequence[str], out: Console, progress: Console) -> int:
     if args.prompts is not None:
         prompts = file_prompts(args.prompts, total)
     else:
-        kind = args.random or ("ids" if args.endpoint == "completions" else "words")
+        kind: Literal["ids", "words"] = args.random or ("ids" if args.endpoint == "completions" else "words")
         prompts = random_prompts(total, args.prompt_tokens, kind, args.vocab_size, args.seed)
     bodies = [request_body(body, prompt) for prompt in prompts]
     target = Target(base + _PATHS[args.endpoint], headers)

@@ -129,9 +129,12 @@ class Metrics:
         """Count an HTTP answer; `route` and `method` must come from a bounded set."""
         self._counter(names.HTTP_REQUESTS, route, method, str(status)).inc()
 
+    def engine_up(self, is_up: bool) -> None:
+        """Show whether the engine is there and answering."""
+        self._engine_up.set(is_up)
+
     def engine_ready(self, ready: EngineReady) -> None:
         """Show what the engine built, as it read it back."""
-        self._engine_up.set(1)
         for row in ready.rows:
             self._gauge(names.BACKEND_INFO, row.role, row.component, row.requested, row.resolved, row.source).set(1)
         for group in ready.kv_groups:
@@ -160,7 +163,7 @@ class Metrics:
 
     def engine_lost(self) -> None:
         """The engine is dead: nothing runs or waits any more."""
-        for gauge in (self._engine_up, self._running, self._waiting, self._kv_usage):
+        for gauge in (self._running, self._waiting, self._kv_usage):
             gauge.set(0)
 
     def _gauge(self, metric: Metric, *values: str) -> Gauge:

@@ -1,0 +1,87 @@
+"""The command line: `outrider serve`, `outrider bench http`, `outrider --version`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from rich.console import Console
+
+from server.config_sources import UsageError, nearest
+from server.errors import UserError
+from server.flags import config_yaml, parse_serve
+
+_USAGE = """\
+usage: outrider COMMAND [flags]
+
+  outrider serve [MODEL]   serve a model over the OpenAI API
+  outrider bench http      send load to an OpenAI server and measure it
+  outrider --version       print the version
+
+`outrider serve --help` and `outrider bench http --help` list the flags.
+"""
+_COMMANDS = ("serve", "bench", "--version", "--help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 for a failure that was explained, 2 for wrong usage."""
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except UsageError as error:
+        sys.stderr.write(f"outrider: {error}\n")
+        return 2
+    except UserError as error:
+        sys.stderr.write(f"outrider: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str]) -> int:
+    match argv:
+        case ["serve", *flags]:
+            return _serve(flags)
+        case ["bench", "http", *flags]:
+            from server.bench.command import bench_http  # httpx is needed by this command alone
+
+            return bench_http(flags, Console(highlight=False), Console(stderr=True))
+        case ["bench", *_]:
+            raise UsageError("say what to measure: outrider bench http")
+        case ["--version" | "-V"]:
+            sys.stdout.write(f"outrider {version('outrider')}\n")
+            return 0
+        case ["--help" | "-h"]:
+            sys.stdout.write(_USAGE)
+            return 0
+        case []:
+            sys.stderr.write(_USAGE)
+            return 2
+    raise UsageError(f"unknown command {argv[0]!r}{nearest(argv[0], _COMMANDS)}\n\n{_USAGE.rstrip()}")
+
+
+def _serve(flags: list[str]) -> int:
+    command = parse_serve(flags)
+    settings = command.settings
+    if command.print_config:
+        sys.stdout.write(config_yaml(settings))
+        return 0
+    from server.listener import listen
+
+    listener = listen(settings.host, settings.port)
+    # Only now, with the port ours, what takes time to import: the HTTP framework.
+    import setproctitle
+
+    from server.launch import serve
+    from server.logs import set_up_logging
+
+    setproctitle.setproctitle("outrider: api")
+    set_up_logging(settings.log_level)
+    code = serve(settings, listener, Console(stderr=True))
+    if threading.active_count() > 1:
+        # A download that nobody waits for any more: Python would wait for its threads.
+        sys.stderr.flush()
+        os._exit(code)
+    return code

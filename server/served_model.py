@@ -1,0 +1,41 @@
+"""What the HTTP side needs of a model: its name, tokenizer, chat template and sampling defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from server.api.context import ServedModel
+from server.checkpoint.checkpoint import Checkpoint
+from server.checkpoint.tokenizer import load_tokenizer
+from server.config import Settings
+from server.errors import UserError
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+
+def default_name(model: str | None) -> str:
+    """The served name when none is given: a hub id as it is, of a path its last part, which tells nothing private."""
+    if model is None:
+        return DEFAULT_MODEL_NAME
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
+
+
+def served_model(settings: Settings, checkpoint: Checkpoint) -> ServedModel:
+    """Load what the HTTP side needs of a model: tokenizer, chat template, sampling defaults.
+
+    Raises:
+        UserError: the tokenizer or the chat template cannot be loaded.
+    """
+    download_dir = Path(settings.download_dir) if settings.download_dir else None
+    files = load_tokenizer(checkpoint, settings.tokenizer, download_dir=download_dir)
+    if settings.chat_template is not None:
+        try:
+            template = Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"--chat-template {settings.chat_template}: cannot be read: {reason}") from None
+        files = replace(files, chat_templates={"default": template})
+    generation_config = checkpoint.generation_config if settings.generation_config == "auto" else {}
+    return ServedModel(files, int(checkpoint.config["vocab_size"]), generation_config)
