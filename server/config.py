@@ -48,7 +48,9 @@ class Flag:
 
 
 def _backend(allowed: tuple[str, ...]) -> AfterValidator:
-    def check(name: str) -> str:
+    def check(name: str | None) -> str | None:
+        if name is None:
+            return None
         plain = _BACKEND_ALIASES.get(name.lower(), name.lower())
         if plain != "auto" and plain not in allowed:
             raise ValueError(f"must be auto or one of {', '.join(allowed)}")
