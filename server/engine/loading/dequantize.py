@@ -1,7 +1,7 @@
 """GGUF block formats to numbers: the formulas of ggml, on whole tensors at once.
 
-Each function takes blocks as uint8 [n, block_bytes] and returns float32 [n, block_size]. Operations come in the order of
-gguf-py's reference, so that results are equal bit by bit.
+Each function takes blocks as uint8 [n, block_bytes] and returns float32 [n, block_size]. The order of operations is
+that of gguf-py's reference, so that results are equal bit by bit.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from server.engine.loading.progress import ByteProgress
 from server.engine.loading.source import WeightSource
+from server.engine.loading.workers import run_in_order
 from server.errors import UserError
 
 NAMED_IN_ERRORS = 4
@@ -36,10 +37,13 @@ def fill(
     """
     used = _match(targets, ignored, sources, where)
     counter = ByteProgress(sum(source.nbytes for source in used), progress)
-    for source in used:
+
+    def copy(source: WeightSource) -> None:
         target = targets[source.name]
         source.copy_to(target)
         _check_finite(source, target)
+
+    for source in run_in_order(copy, used):
         counter.add(source.nbytes)
 
 

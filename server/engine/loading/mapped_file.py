@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -15,10 +16,11 @@ LARGEST_NUMBER = 8
 
 
 class MappedFiles:
-    """Maps each file once; the maps live as long as a tensor made from them does."""
+    """Maps each file once, for any thread; a map lives as long as a tensor made from it does."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, torch.Tensor] = {}
+        self._lock = Lock()
 
     def bytes_of(self, header: TensorHeader) -> torch.Tensor:
         """Return the tensor's bytes in the file: uint8 [nbytes], not to be written to; a copy only if misaligned.
@@ -26,9 +28,10 @@ class MappedFiles:
         Raises:
             UserError: the file cannot be mapped, or has shrunk since its header was read.
         """
-        file = self._maps.get(header.file)
-        if file is None:
-            file = self._maps[header.file] = _map(header.file)
+        with self._lock:
+            file = self._maps.get(header.file)
+            if file is None:
+                file = self._maps[header.file] = _map(header.file)
         if header.offset + header.nbytes > file.numel():
             raise UserError(f"{header.file} changed while it was read: tensor {header.name} is no longer whole")
         data = file[header.offset : header.offset + header.nbytes]
