@@ -1,70 +1,94 @@
-"""Metric families in the exposition formats, under our names, vLLM's, or both."""
+"""/metrics as text: Prometheus 0.0.4 or OpenMetrics 1.0.0, under our names, vLLM's, or both.
+
+An endpoint picker scrapes every 50 ms on the event loop that also streams tokens. So all that does not change, which
+is everything but the numbers, is made into text once; a client library would escape and sort labels each time.
+Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and https://prometheus.io/docs/specs/om/.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
-import prometheus_client
-from prometheus_client import metrics_core
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
-
+from server.metrics.instruments import Family, Instrument
 from server.metrics.names import Metric
 
 Names = Literal["outrider", "vllm", "both"]
-Instrument = prometheus_client.Counter | prometheus_client.Gauge | prometheus_client.Histogram
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-def instrument(metric: Metric) -> Instrument:
-    """What counts for one family; it belongs to no registry, so any number of servers can live in one process."""
-    labels = ("model_name", *metric.labels)
-    if metric.kind == "counter":
-        return prometheus_client.Counter(metric.name, metric.help, labels, registry=None)
-    if metric.kind == "gauge":
-        return prometheus_client.Gauge(metric.name, metric.help, labels, registry=None)
-    return prometheus_client.Histogram(metric.name, metric.help, labels, registry=None, buckets=metric.buckets)
+class Exposition:
+    """Renders families. All series carry the label `model_name`."""
 
-
-class Exposition(Collector):
-    """Shows instruments and their twins, without the `_created` series."""
-
-    def __init__(self, names: Names, instruments: Iterable[tuple[Metric, Instrument]]) -> None:
-        self._names = names
-        self._instruments = list(instruments)
+    def __init__(self, model_name: str, names: Names, families: Iterable[Family[Instrument]]) -> None:
+        self._shown: list[_Shown] = []
+        for family in families:
+            metric = family.metric
+            is_vllm = metric.name.startswith("vllm:")
+            if names != ("outrider" if is_vllm else "vllm"):
+                self._shown.append(_Shown(family, metric.name, {"model_name": model_name}, {}))
+            if metric.twin is not None and names != "outrider":
+                constant = {"engine": "0", "model_name": model_name}
+                self._shown.append(_Shown(family, metric.twin, constant, metric.twin_labels))
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type: text format 0.0.4, or what the Accept header asks for instead."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self), content_type
-
-    def collect(self) -> Iterable[metrics_core.Metric]:
-        """One family after the other, each followed by its twin."""
-        for metric, source in self._instruments:
-            for family in source.collect():
-                samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-                if self._names != "vllm" and not metric.name.startswith("vllm:"):
-                    yield _family(family.name, family, samples)
-                if self._names != "outrider" and metric.name.startswith("vllm:"):
-                    yield _family(family.name, family, samples)
-                if self._names != "outrider" and metric.twin is not None:
-                    yield _twin(metric, metric.twin, family, samples)
+        """The body and its content type: OpenMetrics when the Accept header asks for it, else the text format."""
+        openmetrics = "application/openmetrics-text" in accept
+        lines: list[str] = []
+        for shown in self._shown:
+            shown.render(lines, openmetrics=openmetrics)
+        lines.append("# EOF\n" if openmetrics else "")
+        return "\n".join(lines).encode(), OPENMETRICS if openmetrics else TEXT
 
 
-def _twin(metric: Metric, name: str, family: metrics_core.Metric, samples: list[Sample]) -> metrics_core.Metric:
-    base = name.removesuffix("_total") if metric.kind == "counter" else name
-    renamed = [
-        sample._replace(
-            name=base + sample.name[len(family.name) :],
-            labels={"engine": "0", **{metric.twin_labels.get(label, label): v for label, v in sample.labels.items()}},
-        )
-        for sample in samples
-    ]
-    return _family(base, family, renamed)
+class _Shown:
+    """A family under one of its names."""
+
+    def __init__(
+        self, family: Family[Instrument], name: str, constant: Mapping[str, str], renamed: Mapping[str, str]
+    ) -> None:
+        metric = family.metric
+        self._family = family
+        self._name = name
+        self._constant = constant
+        self._labels = [renamed.get(label, label) for label in metric.labels]
+        self._starts: dict[tuple[str, ...], list[str]] = {}
+        self._headers = {
+            False: _header(metric, name),
+            True: _header(metric, name.removesuffix("_total") if metric.kind == "counter" else name),
+        }
+
+    def render(self, lines: list[str], *, openmetrics: bool) -> None:
+        """Append the family's lines."""
+        lines += self._headers[openmetrics]
+        for values, instrument in self._family.items():
+            starts = self._starts.get(values)
+            if starts is None:
+                starts = self._starts[values] = self._make_starts(values)
+            lines += [start + repr(float(value)) for start, value in zip(starts, instrument.values(), strict=True)]
+
+    def _make_starts(self, values: tuple[str, ...]) -> list[str]:
+        """What stands before the number in each series of one set of label values."""
+        labels = {**self._constant, **dict(zip(self._labels, values, strict=True))}
+        metric = self._family.metric
+        if metric.kind != "histogram":
+            return [_series(self._name, labels)]
+        bounds = [repr(float(bound)) for bound in metric.buckets] + ["+Inf"]
+        buckets = [_series(self._name + "_bucket", {**labels, "le": bound}) for bound in bounds]
+        return [*buckets, _series(self._name + "_count", labels), _series(self._name + "_sum", labels)]
 
 
-def _family(name: str, source: metrics_core.Metric, samples: list[Sample]) -> metrics_core.Metric:
-    family = metrics_core.Metric(name, source.documentation, source.type)
-    family.samples = samples
-    return family
+def _header(metric: Metric, name: str) -> list[str]:
+    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    return [f"# HELP {name} {text}", f"# TYPE {name} {metric.kind}"]
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f'{label}="{_escape(value)}"' for label, value in labels.items())
+    return f"{name}{{{pairs}}} "
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
