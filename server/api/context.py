@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from server.api.engine_client import EngineClient
+from server.api.generation_defaults import GenerationDefaults
 from server.api.recorder import Recorder
 
 if TYPE_CHECKING:
-    from server.checkpoint import TokenizerFiles
+    from server.checkpoint.tokenizer import TokenizerFiles
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class ServedModel:
     """Of the model's logits; token ids of requests lie below it."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Sampling defaults as in generation_config.json; empty with `--generation-config none`."""
+    defaults: GenerationDefaults = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` when the generation config makes no sense."""
+        object.__setattr__(self, "defaults", GenerationDefaults.from_config(self.generation_config))
 
 
 @dataclass

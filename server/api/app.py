@@ -1,0 +1,149 @@
+"""The HTTP application: which path leads where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api import service, tokenize
+from server.api.auth import Authentication
+from server.api.boundary import Boundary
+from server.api.chat import create_chat_completion
+from server.api.completions import create_completion
+from server.api.context import AppContext
+from server.api.errors import ApiError
+from server.api.openapi import errors, json_body
+from server.api.schemas.chat import ChatFields
+from server.api.schemas.completion import CompletionFields
+from server.api.schemas.sampling import DeliveryFields, SamplingFields
+from server.api.schemas.tokenize import DetokenizeFields, TokenizeFields
+from server.api.serving import Serving
+
+
+def create_app(context: AppContext) -> FastAPI:
+    """Build the app; it answers /health, /ready, /version and /metrics before anything is loaded."""
+    serving = Serving(context)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        serving.executor.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="Outrider",
+        version=context.version,
+        docs_url=None,  # FastAPI's page loads its scripts from the internet
+        redoc_url=None,
+        root_path=context.root_path,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.add_middleware(Authentication, keys=context.api_keys, recorder=context.recorder)
+    app.add_middleware(Boundary, recorder=context.recorder)  # added last: the outermost
+    _add_error_answers(app, context)
+    _add_generation(app, serving)
+    _add_tokenising(app, serving)
+    _add_models(app, serving)
+    _add_service(app, serving)
+    return app
+
+
+def _add_error_answers(app: FastAPI, context: AppContext) -> None:
+    async def answer_api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        if error.rejection is not None:
+            context.recorder.rejected(error.rejection)
+        return error.response()
+
+    async def answer_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return ApiError(404, f"There is no {request.url.path[:200]} here.", code="not_found").response()
+        if error.status_code == 405:
+            message = f"{request.method[:20]} is not possible on {request.url.path[:200]}."
+            return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, answer_api_error)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+
+
+def _add_generation(app: FastAPI, serving: Serving) -> None:
+    refusals = errors(400, 401, 404, 413, 415, 429, 500, 503)
+
+    @app.post(
+        "/v1/completions",
+        response_class=Response,
+        responses=refusals,
+        openapi_extra=json_body(CompletionFields, SamplingFields, DeliveryFields),
+    )
+    async def completions(request: Request) -> Response:
+        return await create_completion(request, serving)
+
+    @app.post(
+        "/v1/chat/completions",
+        response_class=Response,
+        responses=refusals,
+        openapi_extra=json_body(ChatFields, SamplingFields, DeliveryFields),
+    )
+    async def chat_completions(request: Request) -> Response:
+        return await create_chat_completion(request, serving)
+
+
+def _add_tokenising(app: FastAPI, serving: Serving) -> None:
+    refusals = errors(400, 401, 404, 413, 415, 503)
+
+    @app.post("/tokenize", response_class=Response, responses=refusals, openapi_extra=json_body(TokenizeFields))
+    async def tokenize_text(request: Request) -> Response:
+        return await tokenize.tokenize(request, serving)
+
+    @app.post("/detokenize", response_class=Response, responses=refusals, openapi_extra=json_body(DetokenizeFields))
+    async def detokenize_ids(request: Request) -> Response:
+        return await tokenize.detokenize(request, serving)
+
+    @app.get("/tokenizer_info", response_class=Response, responses=errors(401, 503))
+    async def tokenizer_info() -> Response:
+        return await tokenize.tokenizer_info(serving)
+
+
+def _add_models(app: FastAPI, serving: Serving) -> None:
+    @app.get("/v1/models", response_class=Response, responses=errors(401, 503))
+    async def models() -> Response:
+        return await service.list_models(serving)
+
+    @app.get("/v1/models/{model_id:path}", response_class=Response, responses=errors(401, 404, 503))
+    async def model(model_id: str) -> Response:
+        return await service.show_model(model_id, serving)
+
+    @app.get("/v1/server_info", response_class=Response, responses=errors(401, 503))
+    async def server_info() -> Response:
+        return await service.server_info(serving)
+
+
+def _add_service(app: FastAPI, serving: Serving) -> None:
+    async def health() -> Response:
+        return await service.health(serving)
+
+    async def ready() -> Response:
+        return await service.ready(serving)
+
+    async def version() -> Response:
+        return await service.version(serving)
+
+    async def metrics(request: Request) -> Response:
+        return await service.metrics(request, serving)
+
+    routes: dict[str, Callable[..., Awaitable[Response]]] = {
+        "/health": health,
+        "/ready": ready,
+        "/version": version,
+        "/metrics": metrics,
+    }
+    for path, endpoint in routes.items():
+        app.get(path, response_class=Response, responses=errors(503))(endpoint)
+        app.head(path, include_in_schema=False)(endpoint)

@@ -1,0 +1,160 @@
+"""The JSON of answers, with OpenAI's names."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+from server.messages import FinishReason
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """Where the prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Token counts of a request: each prompt once, all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TimingsBody(Struct, frozen=True):
+    """Seconds; null for what never happened."""
+
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    time_to_first_token_seconds: float | None
+    total_seconds: float
+
+
+class MetricsBody(Struct, frozen=True):
+    """What `metrics: true` adds."""
+
+    timings: TimingsBody
+
+
+class PromptLogprob(Struct, frozen=True):
+    """One token that could stand at a place of the prompt."""
+
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class LegacyLogprobs(Struct, frozen=True):
+    """Log-probabilities as parallel lists; the tokens joined are the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, frozen=True):
+    """One choice of /v1/completions, whole or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CompletionBody(Struct, frozen=True):
+    """An answer of /v1/completions, whole or a chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str | None = None
+    usage: Usage | None | UnsetType = UNSET
+    metrics: MetricsBody | UnsetType = UNSET
+
+
+class TopLogprob(Struct, frozen=True):
+    """A token that could stand at a place, with its own bytes."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, frozen=True):
+    """A token of the answer; its bytes are those in the content, none for a hidden token."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities of a chat choice; the bytes joined are the content."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessageBody(Struct, frozen=True):
+    """The assistant's answer."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(Struct, frozen=True, omit_defaults=True):
+    """A piece of the assistant's answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct, frozen=True):
+    """One whole choice of /v1/chat/completions."""
+
+    index: int
+    message: ChatMessageBody
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """A piece of one choice of /v1/chat/completions."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatBody(Struct, frozen=True):
+    """An answer of /v1/chat/completions, whole or a chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice]
+    system_fingerprint: str | None = None
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    metrics: MetricsBody | UnsetType = UNSET

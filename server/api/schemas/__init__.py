@@ -1,0 +1,1 @@
+"""What requests may hold, checked before anything is tokenised."""

@@ -1,0 +1,72 @@
+"""The fields of both generating endpoints: how to sample, when to stop, how to deliver."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from server.api.schemas.fields import (
+    STRICT,
+    BadWords,
+    Count,
+    Int32,
+    Int64,
+    LogitBias,
+    Penalty,
+    Positive,
+    Stops,
+    TokenIds,
+    TopK,
+    TopLogprobs,
+)
+
+
+class SamplingFields(BaseModel):
+    """How sequences are continued. None: not given, so that the model's own default holds."""
+
+    model_config = STRICT
+
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    seed: Int64 | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: LogitBias = {}
+    bad_words: BadWords = ()
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    stop: Stops = ()
+    stop_token_ids: TokenIds = []
+    ignore_eos: bool = False
+    min_tokens: Count = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class DeliveryFields(BaseModel):
+    """Which model, in which order, and what the answer holds beside the text."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool = False
+    metrics: bool = False
+    priority: Int32 = 0
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    truncate_prompt_tokens: Positive | None = None

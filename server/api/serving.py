@@ -1,0 +1,100 @@
+"""Whether the server may take a request, and the model's text side once it is there."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from server.api.context import AppContext, ServedModel
+from server.api.errors import ApiError, invalid, unavailable
+from server.api.tokenising import TextCodec
+
+_TOKENISING_THREADS = 2
+MAX_SEQUENCES_PER_REQUEST = 4096
+
+
+class Serving:
+    """What all routes share: the context and what is derived from it."""
+
+    def __init__(self, context: AppContext) -> None:
+        self.context = context
+        self.executor = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        self._codec: tuple[ServedModel, TextCodec] | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """The loaded model. Raises `ApiError` 503 before that."""
+        model = self.context.state.model
+        if model is None:
+            raise unavailable("The model is still loading.", "loading")
+        return model
+
+    @property
+    def codec(self) -> TextCodec:
+        """Its tokenizer and templates. Raises `ApiError` 503 while it loads."""
+        model = self.model
+        if self._codec is None or self._codec[0] is not model:
+            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size, self.executor))
+        return self._codec[1]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together. Raises `ApiError` 503 before the engine has said it."""
+        ready = self.context.engine.ready
+        if ready is None:
+            raise unavailable("The model is still loading.", "loading")
+        return ready.max_model_len
+
+    def check_alive(self) -> None:
+        """Raise `ApiError` 503 when the engine is dead or has been silent for too long."""
+        engine = self.context.engine
+        if engine.status == "dead":
+            raise unavailable(f"The engine is down: {engine.dead_reason}.", "engine_dead")
+        silent = time.monotonic() - engine.last_heard
+        if engine.status == "ready" and silent > self.context.engine_timeout:
+            raise unavailable(f"The engine has not answered for {silent:.0f} seconds.", "engine_dead")
+
+    def check_ready(self) -> None:
+        """Raise `ApiError` 503 unless requests are welcome."""
+        self.check_alive()
+        if self.context.state.draining:
+            raise unavailable("The server is shutting down.", "draining")
+        if self.context.engine.status == "loading" or self.context.state.model is None:
+            raise unavailable("The model is still loading.", "loading")
+
+    def check_model_name(self, name: str | None) -> str:
+        """The name to answer with. Raises `ApiError` 404 for a model that is not served."""
+        names = self.context.served_names
+        if name is None:
+            return names[0]
+        if name not in names:
+            served = ", ".join(names)
+            raise ApiError(
+                404,
+                f"The model {name[:128]!r} is not served here; there is: {served}.",
+                param="model",
+                code="model_not_found",
+                rejection="invalid",
+            )
+        return name
+
+    def admit(self, sequences: int) -> None:
+        """Raise `ApiError` 429 when the queue is full, 400 when it could never hold so many sequences."""
+        context = self.context
+        capacity = MAX_SEQUENCES_PER_REQUEST
+        if context.max_queued_requests is not None:
+            capacity = context.max_num_seqs + context.max_queued_requests
+        if sequences > min(capacity, MAX_SEQUENCES_PER_REQUEST):
+            raise invalid(
+                f"The request asks for {sequences} sequences (prompts times n), but at most "
+                f"{min(capacity, MAX_SEQUENCES_PER_REQUEST)} are possible in one request.",
+                param="n",
+            )
+        if context.max_queued_requests is not None and context.engine.open_sequences + sequences > capacity:
+            raise ApiError(
+                429,
+                f"The queue is full: {context.engine.open_sequences} sequences are running or waiting.",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+                rejection="queue_full",
+            )

@@ -1,0 +1,157 @@
+"""Between text and token ids, in a small thread pool: never on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from server.api.chat_template import ChatTemplates
+from server.api.errors import invalid
+from server.api.schemas.completion import PromptInput
+from server.api.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from server.checkpoint.tokenizer import TokenizerFiles
+
+T = TypeVar("T")
+
+_ALWAYS_SHORT = 65536
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """One prompt as the engine takes it."""
+
+    token_ids: list[int]
+    text: str | None
+    """What the client wrote, when it wrote text."""
+    added: frozenset[int] = frozenset()
+    """Positions of the special tokens that the tokenizer added of its own accord, such as BOS."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation to render."""
+
+    messages: Sequence[dict[str, Any]]
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    arguments: dict[str, Any]
+
+
+class TextCodec:
+    """The tokenizer, the bytes of its tokens and the chat templates of the served model.
+
+    The methods may block; call them through `run`.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int, executor: Executor) -> None:
+        self.files = files
+        self.vocab_size = vocab_size
+        self.token_bytes = TokenBytes(files)
+        self.templates = ChatTemplates(files.chat_templates, files.special_tokens)
+        self._tokenizer = files.tokenizer
+        self._executor = executor
+        bos = files.special_tokens.get("bos_token")
+        self._bos_id: int | None = None if bos is None else files.tokenizer.token_to_id(bos)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run one of the methods below in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def encode_prompts(
+        self, prompts: Sequence[PromptInput], *, add_special_tokens: bool, keep_last: int | None, max_tokens: int
+    ) -> list[EncodedPrompt]:
+        """Tokenise what is text, check what is ids; `keep_last` cuts each prompt to its last tokens.
+
+        Text that spells a special token becomes that token, as with every other server. Raises `ApiError` 400.
+        """
+        return [
+            self._encode(prompt, add_special_tokens, keep_last, max_tokens)
+            if isinstance(prompt, str)
+            else EncodedPrompt(self.check_ids(prompt, "prompt")[-(keep_last or 0) :], None)
+            for prompt in prompts
+        ]
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of any text, an empty one too, with one BOS at most."""
+        return self._ids_and_mask(text, add_special_tokens)[0]
+
+    def encode_chat(
+        self, chat: ChatPrompt, *, keep_last: int | None = None, max_tokens: int | None = None
+    ) -> EncodedPrompt:
+        """Render the template and tokenise the result as a whole. Raises `ApiError` 400."""
+        messages: Sequence[dict[str, Any]] = chat.messages
+        if not self.templates.mentions("developer"):  # most templates know only the older name of that role
+            messages = [
+                message | {"role": "system"} if message["role"] == "developer" else message for message in messages
+            ]
+        text = self.templates.render(
+            messages, add_generation_prompt=chat.add_generation_prompt, arguments=chat.arguments
+        )
+        return self._encode(text, chat.add_special_tokens, keep_last, max_tokens, param="messages")
+
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenised at the start of a text and after a space."""
+        variants: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+                if ids:
+                    variants[tuple(ids)] = None
+        return tuple(variants)
+
+    def check_ids(self, token_ids: list[int], param: str) -> list[int]:
+        """The ids themselves; raises `ApiError` 400 when one lies outside the vocabulary."""
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            shown = wrong if abs(wrong) < 2**63 else "a far larger number"
+            raise invalid(
+                f"{param}: token ids go from 0 to {self.vocab_size - 1} for this model, got {shown}.", param=param
+            )
+        return token_ids
+
+    def _encode(
+        self,
+        text: str,
+        add_special_tokens: bool,
+        keep_last: int | None,
+        max_tokens: int | None,
+        param: str = "prompt",
+    ) -> EncodedPrompt:
+        if keep_last is None and max_tokens is not None:
+            self._refuse_hopeless(text, max_tokens, param)
+        ids, mask = self._ids_and_mask(text, add_special_tokens)
+        if keep_last is not None and len(ids) > keep_last:
+            ids, mask = ids[-keep_last:], mask[-keep_last:]
+        if not ids:
+            raise invalid(f"{param}: the text has no tokens.", param=param)
+        added = frozenset(i for i, special in enumerate(mask) if special) if add_special_tokens else frozenset()
+        return EncodedPrompt(ids, text, added)
+
+    def _ids_and_mask(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Ids, and 1 for each that the tokenizer added."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        mask: list[int] = encoding.special_tokens_mask
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
+            return ids[1:], mask[1:]  # the text brought its own BOS
+        return ids, mask
+
+    def _refuse_hopeless(self, text: str, max_tokens: int, param: str) -> None:
+        """Refuse a text that is over the limit even if every token were the longest one, without tokenising it."""
+        if len(text) > _ALWAYS_SHORT and len(text) > max_tokens * self._longest_token:
+            raise invalid(
+                f"{param}: a text of {len(text)} characters is longer than the context of {max_tokens} tokens.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token (each character of a vocabulary entry is at least a byte of text)."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
