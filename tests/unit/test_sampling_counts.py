@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from server.engine.sampling.counts import TokenCounts
 
-TOKENS = st.lists(st.integers(0, 9), max_size=12)
+TOKENS = st.lists(st.integers(0, 11), max_size=12)
+"""10 and 11 are outside the vocabulary."""
 
 
 def as_dict(counts: TokenCounts, output: list[int], draft: list[int]) -> tuple[dict[int, int], set[int]]:
@@ -20,15 +21,16 @@ def as_dict(counts: TokenCounts, output: list[int], draft: list[int]) -> tuple[d
 
 @given(st.sets(st.integers(0, 9)), st.lists(st.tuples(TOKENS, TOKENS), max_size=8))
 def test_any_sequence_of_histories(prompt: set[int], histories: list[tuple[list[int], list[int]]]) -> None:
-    counts = TokenCounts(np.array(sorted(prompt), dtype=np.int64))
+    counts = TokenCounts(np.array(sorted(prompt), dtype=np.int64), 10)
     for output, draft in histories:
         generated, present = as_dict(counts, output, draft)
-        assert generated == Counter(output + draft)
-        assert present == prompt | set(output) | set(draft)
+        inside = [token for token in output + draft if token < 10]
+        assert generated == Counter(inside)
+        assert present == prompt | set(inside)
 
 
 def test_rejected_drafts_leave_nothing_behind() -> None:
-    counts = TokenCounts(np.empty(0, dtype=np.int64))
+    counts = TokenCounts(np.empty(0, dtype=np.int64), 10)
     output = [5] * 3000
     for length in range(5):
         assert as_dict(counts, output, [1, 2, 3, 4][:length])[0] == Counter(output + [1, 2, 3, 4][:length])
@@ -39,7 +41,7 @@ def test_rejected_drafts_leave_nothing_behind() -> None:
 
 
 def test_a_snapshot_stays_as_it_was() -> None:
-    counts = TokenCounts(np.array([3]))
+    counts = TokenCounts(np.array([3]), 1000)
     first = counts.follow([1, 2])
     counts.follow([1, 2], [1, 1, *range(100, 300)])
     assert first.ids.tolist() == [3, 1, 2]
@@ -48,6 +50,6 @@ def test_a_snapshot_stays_as_it_was() -> None:
 
 
 def test_any_sequence_type_is_an_output() -> None:
-    counts = TokenCounts(np.empty(0, dtype=np.int64))
+    counts = TokenCounts(np.empty(0, dtype=np.int64), 10)
     assert as_dict(counts, (1, 2, 2), ())[0] == {1: 1, 2: 2}
     assert as_dict(counts, [1, 2, 2, 3], ())[0] == {1: 1, 2: 2, 3: 1}

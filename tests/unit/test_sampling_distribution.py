@@ -93,7 +93,7 @@ def test_the_tail_left_out_before_the_sort_is_never_in_the_nucleus(scale: float,
     scores[2].masked_fill_(scores[2] < 1e-3, 0)
     ordered, ids = (scores * 2.0**44).long().sort(dim=-1, descending=True, stable=True)
     total = ordered.sum(-1, keepdim=True)
-    kept = ordered * (ordered.cumsum(-1) - ordered < (total * top_p).ceil())
+    kept = ordered * (ordered.cumsum(-1) - ordered < (total.double() * top_p).ceil())
     expected = torch.zeros_like(found).scatter(1, ids, kept / kept.sum(-1, keepdim=True).double())
     assert torch.equal(found, expected)
 

@@ -30,13 +30,15 @@ class TokenCounts:
     comparison is of whole slices, so that a long unchanged output costs microseconds.
     """
 
-    def __init__(self, prompt_ids: npt.NDArray[np.int64]) -> None:
+    def __init__(self, prompt_ids: npt.NDArray[np.int64], vocab_size: int) -> None:
         """Start with nothing generated.
 
         Args:
             prompt_ids: distinct prompt tokens that count as present from the start (empty where the prompt is not
                 to count).
+            vocab_size: tokens from it on (a draft may hold some) are not counted.
         """
+        self._vocab_size = vocab_size
         self._ids = prompt_ids.copy()
         self._from_prompt = len(prompt_ids)
         self._generated = np.zeros(len(prompt_ids), dtype=np.int32)
@@ -59,18 +61,21 @@ class TokenCounts:
 
     def _shrink(self, length: int) -> None:
         for token in self._counted[length:]:
-            self._generated[self._slot[token]] -= 1
+            if token < self._vocab_size:
+                self._generated[self._slot[token]] -= 1
         del self._counted[length:]
 
     def _extend(self, tokens: Sequence[int]) -> None:
+        self._counted.extend(tokens)
         for token in tokens:
+            if token >= self._vocab_size:
+                continue
             slot = self._slot.setdefault(token, len(self._slot))
             if slot == len(self._ids):
                 self._ids = np.concatenate([self._ids, np.zeros(slot + 64, dtype=np.int64)])
                 self._generated = np.concatenate([self._generated, np.zeros(slot + 64, dtype=np.int32)])
             self._ids[slot] = token
             self._generated[slot] += 1
-            self._counted.append(token)
 
 
 def _common_prefix(counted: list[int], output: Sequence[int]) -> int:

@@ -55,7 +55,7 @@ class RequestSampling:
         self._counts: TokenCounts | None = None
         repeats = params.repetition_penalty != 1
         if repeats or params.presence_penalty or params.frequency_penalty:
-            self._counts = TokenCounts(_distinct(prompt_token_ids if repeats else (), vocab_size))
+            self._counts = TokenCounts(_distinct(prompt_token_ids if repeats else (), vocab_size), vocab_size)
         self._always_edited = bool(self.allowed is not None or added or self._banned or self._phrases or self._counts)
 
     @property
