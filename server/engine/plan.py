@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 
-from server.checkpoint.locate import Checkpoint, locate
+from server.checkpoint.checkpoint import Checkpoint
+from server.checkpoint.locate import locate
 from server.config import Settings
 from server.engine.attention.base import AttentionNeed
 from server.engine.attention.registry import resolve_attention_backend
+from server.engine.loading.load import resolve_load_format
 from server.engine.models.config import ModelConfig
+from server.engine.models.family import MoEConfig
 from server.engine.moe.base import MoENeed
 from server.engine.moe.registry import resolve_moe_backend
 from server.engine.parallel import ParallelGroup
@@ -66,7 +70,7 @@ def make_plan(settings: Settings) -> EnginePlan:
     Raises:
         UserError: a setting cannot be honoured with this model on this device.
     """
-    checkpoint = locate(settings.model, download_dir=settings.download_dir)
+    checkpoint = locate(settings.model, download_dir=Path(settings.download_dir) if settings.download_dir else None)
     config = ModelConfig.from_hf(checkpoint.config)
     device = _device(settings.device)
     group = ParallelGroup(0, settings.tensor_parallel_size)
@@ -115,19 +119,20 @@ def _target(
     attention = resolve_attention_backend(settings.attention_backend, need)
     moe = None
     if config.moe is not None:
-        moe = resolve_moe_backend(settings.moe_backend, MoENeed.of(config, device, dtype))
+        moe = resolve_moe_backend(settings.moe_backend, _moe_need(config.moe, config, device, dtype, group))
     elif settings.moe_backend not in (None, "auto"):
         raise UserError(
             f"--moe-backend {settings.moe_backend}: {config.architecture} has no experts, so the setting would do "
             "nothing. Leave it out."
         )
-    load_format = settings.load_format if settings.load_format != "auto" else checkpoint.format
+    load_format = resolve_load_format(checkpoint, settings.load_format)
     rows = [
         _row("dtype", settings.dtype, str(dtype).removeprefix("torch."), dtype_why),
         _row("attention", settings.attention_backend, attention.name, attention.why),
         _row("kv_cache_dtype", None, str(dtype).removeprefix("torch."), "the model's dtype"),
         _row("load_format", settings.load_format, load_format, "what the files are"),
         _row("quantization", None, "none", "weights are held in the model's dtype"),
+        _row("execution", "eager" if settings.enforce_eager else None, "eager", "no graphs are captured"),
     ]
     if moe is not None:
         rows.append(_row("moe", settings.moe_backend, moe.name, moe.why))
@@ -145,6 +150,13 @@ def _target(
         group=group,
         rows=tuple(rows),
     )
+
+
+def _moe_need(
+    moe: MoEConfig, config: ModelConfig, device: torch.device, dtype: torch.dtype, group: ParallelGroup
+) -> MoENeed:
+    width = group.split(moe.intermediate_size, "moe_intermediate_size")
+    return MoENeed(device, dtype, moe.num_experts, moe.top_k, config.hidden_size, width)
 
 
 def _dtype(requested: str, checkpoint: Checkpoint) -> tuple[torch.dtype, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.engine.layers.attention import Attention
-from server.engine.layers.moe import MoEBlock
+from server.engine.layers.moe import Experts
 from server.engine.runner import ModelRunner
 from server.errors import UserError
 from server.messages import LoadedModel, ResolvedRow
@@ -19,8 +19,8 @@ def read_back(runner: ModelRunner) -> tuple[list[ResolvedRow], LoadedModel]:
     modules = list(runner.model.modules())
     held: dict[str, set[str]] = {
         "attention": {module.backend.name for module in modules if isinstance(module, Attention)},
-        "moe": {module.backend.name for module in modules if isinstance(module, MoEBlock)},
-        "dtype": {_name(runner.model.dtype)},
+        "moe": {module.backend.name for module in modules if isinstance(module, Experts)},
+        "dtype": {_name(runner.model.embed_tokens.weight.dtype)},
         "kv_cache_dtype": {_name(module.backend.need.kv_dtype) for module in modules if isinstance(module, Attention)},
     }
     for row in setup.rows:
@@ -30,9 +30,8 @@ def read_back(runner: ModelRunner) -> tuple[list[ResolvedRow], LoadedModel]:
                 f"{row.role}: {row.component} was planned as {row.resolved} and built as {', '.join(sorted(built))}. "
                 "This is a fault of the server; please report it."
             )
-    parameters = sum(parameter.numel() for parameter in runner.model.parameters())
-    checkpoint = setup.checkpoint
-    return list(setup.rows), LoadedModel(setup.role, setup.config.architecture, parameters, checkpoint.path_hash)
+    model = LoadedModel(setup.role, setup.config.architecture, runner.model.num_parameters, setup.checkpoint.path_hash)
+    return list(setup.rows), model
 
 
 def _name(dtype: object) -> str:

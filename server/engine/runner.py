@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, StepMetadata
-from server.engine.attention.registry import ATTENTION_BACKENDS
+from server.engine.attention.registry import attention_backend
 from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
-from server.engine.models.build import build_model
+from server.engine.models.decoder import build_model
 from server.engine.plan import ModelSetup
 from server.engine.sampling.logprobs import token_logprobs
-from server.engine.sampling.sampler import Sampler, SampleRow
+from server.engine.sampling.request import SampleRow
+from server.engine.sampling.sampler import Sampler
 from server.engine.step import RowResult, StepPlan, StepRow
 from server.messages import TokenLogprobs
 
@@ -30,7 +31,7 @@ class ModelRunner:
         need = AttentionNeed(
             setup.device, setup.dtype, setup.kv_dtype, config.num_heads, config.num_kv_heads, config.head_dim
         )
-        self.attention = ATTENTION_BACKENDS.get(setup.attention)(need, config.num_layers)
+        self.attention = attention_backend(setup.attention)(need, config.num_layers)
         context = BuildContext(setup.dtype, setup.device, self.attention, setup.moe or "", setup.group)
         self.model = build_model(config, context)
         load_weights(self.model, setup.checkpoint, setup.load_format, setup.seed, progress)
@@ -110,10 +111,12 @@ class ModelRunner:
                 [SampleRow(rows[i].request.sampling, rows[i].request.output) for i in sampling],
             )
             tokens = dict(zip(sampling, zip(sampled.token_ids.tolist(), sampled.logprobs, strict=True), strict=True))
-        return [
-            RowResult(*tokens.get(i, (None, None)), prompt_logprobs=prompt_logprobs.get(i, ()))
-            for i in range(len(rows))
-        ]
+        return [self._result(tokens.get(i), prompt_logprobs.get(i, ())) for i in range(len(rows))]
+
+    @staticmethod
+    def _result(sampled: tuple[int, TokenLogprobs | None] | None, prompt: tuple[TokenLogprobs, ...]) -> RowResult:
+        token_id, logprobs = sampled or (None, None)
+        return RowResult(token_id, logprobs, prompt)
 
     def _prompt_logprobs(self, row: StepRow, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
         """Of the prompt tokens row.start + 1 … row.end, which these hidden states predict."""

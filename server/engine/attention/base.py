@@ -65,6 +65,8 @@ class AttentionBackend(Protocol):
 
     name: ClassVar[str]
     kernel_pages: ClassVar[KernelPages]
+    need: AttentionNeed
+    """What the instance was built for."""
 
     @classmethod
     def supports(cls, need: AttentionNeed) -> Unsupported | None:
