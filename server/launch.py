@@ -19,6 +19,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ from server.startup import StartupDisplay
 
 _log = logging.getLogger("server.launch")
 
-LAST_WORDS = 1.0
+LAST_WORDS = 0.7
 """Seconds in which clients and probes may learn of a dead engine, or of the end, before the sockets close."""
-ENGINE_PATIENCE = 3.0
+ENGINE_PATIENCE = 2.0
 """Seconds that an engine gets to leave by itself."""
 LONGEST_SOCKET_PATH = 107
 """Bytes that Linux takes for the path of a local socket."""
@@ -165,9 +166,9 @@ class _Server:
         if engine.exit.done() or self._client.ready is None:
             raise UserError(await self._why_the_start_failed(engine.exit.result()))
         self._metrics.engine_ready(self._client.ready)
-        self._display.ready(
-            self._client.ready, self._url, self._model_name, model.generation_config, keyed=bool(settings.api_key)
-        )
+        defaults = {k: v for k, v in asdict(model.defaults).items() if model.generation_config.get(k) is not None}
+        keyed = bool(settings.api_key)
+        self._display.ready(self._client.ready, self._url, self._model_name, defaults, keyed=keyed)
         return engine
 
     async def _start_engine(self, settings: Settings) -> EngineProcess:
@@ -263,7 +264,7 @@ class _Server:
                 loop="none",
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=max(1, int(LAST_WORDS)),
+                timeout_graceful_shutdown=1,
             )
         )
 
