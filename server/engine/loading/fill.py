@@ -32,8 +32,8 @@ def fill(
         progress: called with (bytes done, bytes in all).
 
     Raises:
-        UserError: a tensor is missing, unknown, there twice, misshapen, unreadable, or not finite. Names and shapes are
-            checked before anything is read.
+        UserError: a tensor is missing, unknown, there twice, misshapen, unreadable, or not finite. Names, shapes
+            and types are checked before anything is read.
     """
     used = _match(targets, ignored, sources, where)
     counter = ByteProgress(sum(source.nbytes for source in used), progress)
@@ -72,6 +72,8 @@ def _match(
     if left_over:
         names = [source.file_name for source in left_over]
         raise UserError(f"{left_over[0].file} holds {_count(len(names), names)}, which the model has no place for")
+    for source in used.values():
+        source.check()
     return list(used.values())
 
 

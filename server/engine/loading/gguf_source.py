@@ -53,17 +53,20 @@ class GGUFWeight:
         """Bytes in the file, of the slice if it is one."""
         return self.header.nbytes if self.expert is None else self.header.nbytes // self.header.shape[0]
 
-    def copy_to(self, target: Tensor) -> None:
-        """Dequantise into `target`, some rows at a time.
+    def check(self) -> None:
+        """Check that there is a formula for the tensor's type.
 
         Raises:
-            UserError: the tensor's type cannot be dequantised.
+            UserError: there is none.
         """
         if self.header.dtype not in LOADABLE_TYPES:
             raise UserError(
                 f"{self.file}: tensor {self.file_name} has type {self.header.dtype}; supported types are "
                 f"{', '.join(LOADABLE_TYPES)}"
             )
+
+    def copy_to(self, target: Tensor) -> None:
+        """Dequantise into `target`, some rows at a time."""
         data = self.files.bytes_of(self.header)
         if self.expert is not None:
             data = data[self.expert * self.nbytes : (self.expert + 1) * self.nbytes]

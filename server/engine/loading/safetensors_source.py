@@ -50,19 +50,22 @@ class SafetensorsWeight:
         """Bytes in the shard."""
         return self.header.nbytes
 
-    def copy_to(self, target: Tensor) -> None:
-        """Copy from the mapped file, converting between floating dtypes.
+    def check(self) -> None:
+        """Check that the tensor holds plain floating-point numbers.
 
         Raises:
-            UserError: the tensor does not hold plain floating-point numbers.
+            UserError: it does not: it is quantised, or holds integers.
         """
-        dtype = _DTYPES.get(self.header.dtype)
-        if dtype is None:
+        if self.header.dtype not in _DTYPES:
             raise UserError(
                 f"{self.file}: tensor {self.file_name} is stored as {self.header.dtype}; unquantised weights "
                 f"({', '.join(_DTYPES)}) are supported"
             )
-        target.copy_(self.files.bytes_of(self.header).view(dtype).view(self.shape))
+
+    def copy_to(self, target: Tensor) -> None:
+        """Copy from the mapped file, converting between floating dtypes."""
+        data = self.files.bytes_of(self.header)
+        target.copy_(data.view(_DTYPES[self.header.dtype]).view(self.shape))
 
 
 def safetensors_sources(headers: Mapping[str, TensorHeader]) -> list[SafetensorsWeight]:

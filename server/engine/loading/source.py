@@ -31,9 +31,12 @@ class WeightSource(Protocol):
     def nbytes(self) -> int:
         """Bytes in the file, for the progress bar."""
 
-    def copy_to(self, target: Tensor) -> None:
-        """Read it into `target` (same shape, any floating dtype, any device).
+    def check(self) -> None:
+        """Check that `copy_to` knows how it is stored.
 
         Raises:
-            UserError: it is stored in a way that cannot be read.
+            UserError: it does not.
         """
+
+    def copy_to(self, target: Tensor) -> None:
+        """Read it into `target` (same shape, any floating dtype, any device)."""
