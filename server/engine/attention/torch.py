@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -77,8 +79,8 @@ class TorchAttention:
         need = self.need
         shape = (num_pages, page_size, need.num_kv_heads, need.head_dim)
         self.page_size = page_size
-        self.keys = [torch.zeros(shape, dtype=need.kv_dtype, device=need.device) for _ in range(self.num_layers)]
-        self.values = [torch.zeros_like(k) for k in self.keys]
+        self.keys = [_zeros(shape, need) for _ in range(self.num_layers)]
+        self.values = [_zeros(shape, need) for _ in range(self.num_layers)]
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole pages in all layers; see `AttentionBackend.copy_pages`."""
@@ -175,3 +177,12 @@ class TorchAttention:
             enable_gqa=True,
         )
         out[row.start : row.end] = got[0].transpose(0, 1)
+
+
+def _zeros(shape: tuple[int, ...], need: AttentionNeed) -> Tensor:
+    if need.device.type != "cpu":
+        return torch.zeros(shape, dtype=need.kv_dtype, device=need.device)
+    # numpy asks the system for zeroed pages, which cost nothing until they are written; torch writes them all.
+    return (
+        torch.from_numpy(np.zeros(math.prod(shape) * need.kv_dtype.itemsize, np.uint8)).view(need.kv_dtype).view(shape)
+    )

@@ -11,6 +11,8 @@ import torch
 from server.errors import UserError
 
 CPU_SHARE = 0.5
+CPU_BYTES = 4 << 30
+"""Unless told otherwise, no more than this: on a laptop the server is not alone."""
 CUDA_SHARE = 0.9
 
 
@@ -59,6 +61,8 @@ def num_kv_blocks(
     else:
         share = budget.utilization or CPU_SHARE
         room, origin = int(free_cpu_bytes() * share), f"--gpu-memory-utilization {share} of the free memory"
+        if budget.utilization is None:
+            room = min(room, CPU_BYTES)
     blocks = room // block_bytes
     if blocks < 2:
         raise UserError(
