@@ -39,12 +39,12 @@ def create_app(context: AppContext) -> FastAPI:
         version=context.version,
         docs_url=None,  # FastAPI's page loads its scripts from the internet
         redoc_url=None,
-        root_path=context.root_path,
         redirect_slashes=False,
         lifespan=lifespan,
     )
     app.add_middleware(Authentication, keys=context.api_keys, recorder=context.recorder)
-    app.add_middleware(Boundary, recorder=context.recorder)  # added last: the outermost
+    # Added last: the outermost.
+    app.add_middleware(Boundary, recorder=context.recorder, root_path=context.root_path)
     _add_error_answers(app, context)
     _add_generation(app, serving)
     _add_tokenising(app, serving)
@@ -116,9 +116,16 @@ def _add_models(app: FastAPI, serving: Serving) -> None:
     async def models() -> Response:
         return await service.list_models(serving)
 
-    @app.get("/v1/models/{model_id:path}", response_class=Response, responses=errors(401, 404, 503))
-    async def model(model_id: str) -> Response:
-        return await service.show_model(model_id, serving)
+    @app.get(
+        "/v1/models/{model_id:path}",
+        response_class=Response,
+        responses=errors(401, 404, 503),
+        openapi_extra={
+            "parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        },
+    )
+    async def model(request: Request) -> Response:
+        return await service.show_model(request.path_params["model_id"], serving)
 
     @app.get("/v1/server_info", response_class=Response, responses=errors(401, 503))
     async def server_info() -> Response:

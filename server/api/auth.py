@@ -21,7 +21,7 @@ class Authentication:
     def __init__(self, app: ASGIApp, keys: Sequence[str], recorder: Recorder) -> None:
         self._app = app
         # Equal-length digests: neither the length of a key nor its first wrong byte shows in the time taken.
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
         self._recorder = recorder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +42,7 @@ class Authentication:
         if not self._digests:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(token.strip())
+        given = _digest(token.strip().encode("latin-1"))  # the bytes that were sent
         # Compare with every key, so that the time does not say which one was near.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
@@ -60,5 +60,5 @@ def is_guarded(scope: Scope) -> bool:
     )
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -24,18 +24,22 @@ class Boundary:
     """ASGI middleware around everything else.
 
     It echoes a safe `X-Request-Id` (or makes one), counts each answer by route template, and turns an exception that
-    nobody expected into a 500 that says nothing about it.
+    nobody expected into a 500 that says nothing about it. Behind a proxy that passes a prefix on, `root_path` is that
+    prefix: paths are valid with and without it.
     """
 
-    def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
+    def __init__(self, app: ASGIApp, recorder: Recorder, root_path: str = "") -> None:
         self._app = app
         self._recorder = recorder
+        self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            scope["root_path"] = self._root_path
         request_id = _request_id(Headers(scope=scope))
         status = 0
 

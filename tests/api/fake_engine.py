@@ -41,7 +41,7 @@ READY = EngineReady(
 
 def logprobs_of(token_id: int, top: int) -> TokenLogprobs:
     """Made-up log-probabilities: the token that stands there is second, its successor first."""
-    others = [(token_id + 1 + i) % VOCAB_SIZE for i in range(top)]
+    others = [(token_id + 1 + i) % 350 for i in range(top)]
     values = [-0.25 - 0.5 * i for i in range(top)]
     if top >= 2:
         others[1], values[1] = token_id, -0.75
@@ -148,5 +148,5 @@ class FakeEngine:
             finish_reason=finish,
             stop_token_id=stop_id,
             cached_tokens=self.cached_tokens if first else 0,
-            first_scheduled=request.arrived + 0.001 if first else 0.0,
+            first_scheduled=request.arrived + 0.0001 if first else 0.0,
         )
