@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
@@ -36,6 +35,7 @@ from server.checkpoint.locate import locate
 from server.config import Settings
 from server.engine_process import ENGINE_COMMAND, EngineProcess, describe_exit
 from server.errors import UserError
+from server.link_folder import link_folder
 from server.listener import url_of
 from server.messages import EngineFailed
 from server.metrics.recorder import Metrics
@@ -48,8 +48,6 @@ LAST_WORDS = 0.7
 """Seconds in which clients and probes may learn of a dead engine, or of the end, before the sockets close."""
 ENGINE_PATIENCE = 2.0
 """Seconds that an engine gets to leave by itself."""
-LONGEST_SOCKET_PATH = 107
-"""Bytes that Linux takes for the path of a local socket."""
 
 
 def serve(
@@ -66,16 +64,8 @@ def serve(
     Raises:
         UserError: the start failed for a reason that the user can act on.
     """
-    folder = Path(tempfile.mkdtemp(prefix="outrider-"))  # only for this user: it holds the sockets of the link
-    try:
-        if len(os.fsencode(folder / "from-engine")) > LONGEST_SOCKET_PATH:
-            raise UserError(
-                f"the temporary folder {folder} has too long a path for sockets; set TMPDIR to a shorter one"
-            )
+    with listener, link_folder() as folder:
         return uvloop.run(_Server(settings, listener, console, engine_command, folder).live())
-    finally:
-        listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _HTTPServer(uvicorn.Server):

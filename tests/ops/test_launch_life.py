@@ -247,10 +247,15 @@ def test_the_second_signal_ends_it_at_once(start: Start) -> None:
     assert "[DONE]" not in stream.events
 
 
-def test_an_engine_does_not_outlive_a_killed_server(start: Start) -> None:
-    server = start().ready()
-    server.process.kill()
-    wait_for(lambda: not alive(server.engine[0]), server)
+def test_an_engine_does_not_outlive_a_killed_server_and_the_next_one_tidies_up(start: Start) -> None:
+    killed, other = start().ready(), start().ready()
+    killed.process.kill()
+    engine, _, link = killed.engine
+    wait_for(lambda: not alive(engine), killed)
+    assert link.exists()
+    third = start().ready()
+    assert not link.exists()
+    assert other.engine[2].exists() and third.engine[2].exists()
 
 
 def test_a_signal_while_loading_is_an_orderly_end(start: Start) -> None:
