@@ -138,7 +138,7 @@ class TextCodec:
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         mask: list[int] = encoding.special_tokens_mask
-        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
+        if len(ids) > 1 and mask[0] and ids[0] == ids[1] == self._bos_id:
             return ids[1:], mask[1:]  # the text brought its own BOS
         return ids, mask
 
