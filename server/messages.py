@@ -99,6 +99,10 @@ class RequestOutput(Struct, frozen=True, omit_defaults=True):
     """Prompt tokens taken from the prefix cache (on the first output)."""
     first_scheduled: float = 0.0
     """When the request first entered a step (on the first output)."""
+    drafted: int = 0
+    """Drafted tokens that this step verified."""
+    accepted: int = 0
+    """Those of them that the target confirmed; `token_ids` holds one more, its own."""
 
 
 class EngineStats(Struct, frozen=True):

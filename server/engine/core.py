@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
 
+from server.engine.executor import PhaseSeconds, StepExecutor
 from server.engine.link import EngineLink
 from server.engine.request import Request
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler
-from server.engine.step import RowResult, StepPlan
+from server.engine.step import StepPlan
 from server.messages import Abort, EngineOutputs, EngineRequest, EngineStats, RequestOutput, Shutdown
 
 logger = logging.getLogger(__name__)
@@ -18,26 +18,19 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 
 
-class StepRunner(Protocol):
-    """Runs planned steps on a model."""
-
-    def execute(self, plan: StepPlan, phase_seconds: dict[str, list[float]]) -> list[RowResult]:
-        """One result a row, in order; the durations of the step's phases are appended."""
-
-
 class EngineCore:
     """Moves requests from the link through the scheduler and the runner, and tokens back."""
 
     def __init__(
-        self, link: EngineLink, scheduler: Scheduler, runner: StepRunner, vocab_size: int, max_model_len: int
+        self, link: EngineLink, scheduler: Scheduler, executor: StepExecutor, vocab_size: int, max_model_len: int
     ) -> None:
         self._link = link
         self._scheduler = scheduler
-        self._runner = runner
+        self._executor = executor
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._steps = 0
-        self._phase_seconds: dict[str, list[float]] = {}
+        self._phase_seconds: PhaseSeconds = {}
         self._checked = True
 
     def run(self) -> None:
@@ -91,11 +84,13 @@ class EngineCore:
     def _step(self, plan: StepPlan) -> list[RequestOutput]:
         self._steps += 1
         try:
-            results = self._runner.execute(plan, self._phase_seconds)
+            result = self._executor.execute(plan, self._phase_seconds)
         except Exception:
             logger.exception("a step of %d requests failed; they end with an error", len(plan.rows))
             return self._scheduler.fail(plan, "The engine failed on a step with this request; its log says why.")
-        return self._scheduler.commit(plan, results)
+        outputs = self._scheduler.commit(plan, result.rows)
+        self._scheduler.settle(plan)
+        return outputs
 
     def _stats(self) -> EngineStats:
         phases, self._phase_seconds = self._phase_seconds, {}

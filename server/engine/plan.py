@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -20,6 +19,7 @@ from server.engine.models.family import MoEConfig
 from server.engine.moe.base import MoENeed
 from server.engine.moe.registry import resolve_moe_backend
 from server.engine.parallel import ParallelGroup
+from server.engine.setup import ModelSetup, Pages
 from server.errors import UserError
 from server.messages import ResolvedRow
 
@@ -35,30 +35,10 @@ CUDA_BATCHED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class ModelSetup:
-    """All that is needed to build and fill one model. Nothing else is consulted while building."""
-
-    role: Literal["target", "draft"]
-    checkpoint: Checkpoint
-    config: ModelConfig
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    attention: str
-    moe: str | None
-    load_format: str
-    seed: int
-    group: ParallelGroup
-    rows: tuple[ResolvedRow, ...]
-    """What was asked for and what was resolved, by component."""
-
-
-@dataclass(frozen=True)
 class EnginePlan:
     """The whole engine before it is built."""
 
     target: ModelSetup
-    block_size: int
     max_model_len: int
     """As wished; a small KV pool may lower it."""
     max_num_batched_tokens: int
@@ -77,7 +57,6 @@ def make_plan(settings: Settings) -> EnginePlan:
     max_model_len = _max_model_len(settings, config)
     return EnginePlan(
         target=_target(settings, checkpoint, config, device, group),
-        block_size=settings.block_size,
         max_model_len=max_model_len,
         max_num_batched_tokens=_max_num_batched_tokens(settings, device, max_model_len),
     )
@@ -148,6 +127,7 @@ def _target(
         load_format=load_format,
         seed=settings.seed,
         group=group,
+        pages=Pages(settings.block_size, settings.block_size),
         rows=tuple(rows),
     )
 

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from server.engine.sampling.request import RequestSampling
 from server.messages import EngineRequest, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens proposed to follow a sequence."""
+
+    token_ids: tuple[int, ...] = ()
+    probabilities: Tensor | None = None
+    """[k, V], the distribution that each was drawn from; None when each was the proposer's only choice."""
+
+
+NO_DRAFT = Draft()
 
 
 @dataclass(eq=False)
@@ -31,6 +45,10 @@ class Request:
     first_scheduled: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Collected over the prompt's chunks."""
+    draft: Draft = NO_DRAFT
+    """Proposed for the next step."""
+    draft_computed: int = 0
+    """Leading tokens that are in the draft model's own cache, where it keeps one of its own."""
     started: bool = False
     """Whether an output was sent."""
 

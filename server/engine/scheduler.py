@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from server.engine.kv.cache import KVCache
-from server.engine.request import Request
-from server.engine.step import BlockCopy, RowResult, StepPlan, StepRow
+from server.engine.request import NO_DRAFT, Draft, Request
+from server.engine.step import BlockCopy, DraftRow, RowResult, StepPlan, StepRow
 from server.messages import FinishReason, RequestOutput
 
 
@@ -26,7 +26,7 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """Owns all live requests. One call of `schedule`, one of `commit`, in turn."""
+    """Owns all live requests. A step is `schedule`, `commit`, `draft_rows` and `settle`, in turn."""
 
     def __init__(self, limits: SchedulerLimits, kv: KVCache, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
@@ -36,6 +36,7 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[tuple[tuple[int, float, int], Request]] = []
+        self._ended: list[Request] = []
 
     @property
     def running(self) -> int:
@@ -75,7 +76,7 @@ class Scheduler:
         Raises:
             RuntimeError: see `BlockPool.check`.
         """
-        self.kv.pool.check(request.blocks for request in self._requests.values())
+        self.kv.pool.check(request.blocks for request in (*self._requests.values(), *self._ended))
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do.
@@ -87,17 +88,27 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         preemptions = self.preemptions
         rows: list[StepRow] = []
-        # Sorted so that the last is the first to give way; decodes before longer rows, whatever came first.
+        # Sorted so that the last is the first to give way.
         self._running.sort(key=self._order)
-        for request in sorted(self._running, key=lambda r: r.remaining > 1):
+        decodes = [request for request in self._running if request.remaining == 1]
+        prompts = [request for request in self._running if request.remaining > 1]
+        # Each gets its token before any gets drafts, and drafts leave prompts a part of the step.
+        spare = max(0, budget - len(decodes))
+        if prompts or self.waiting:
+            spare //= 2
+        for request in (*decodes, *prompts):
             if budget == 0:
                 break
             if not request.blocks:
                 continue  # gave way to an earlier one in this very loop
+            drafts = request.draft.token_ids[:spare]
             count = self._count(request, budget)
             if count and self._make_room(request, request.computed + count):
-                rows.append(self._row(request, count))
-                budget -= count
+                if drafts and not self.kv.grow(request, request.computed + count + len(drafts)):
+                    drafts = ()  # no reason to preempt anyone
+                rows.append(self._row(request, count, drafts))
+                budget -= count + len(drafts)
+                spare -= len(drafts)
         rows = [row for row in rows if row.request.blocks]
         copies: list[BlockCopy] = []
         if self.preemptions == preemptions:
@@ -136,8 +147,9 @@ class Scheduler:
             return 0
         return min(request.remaining, budget)
 
-    def _row(self, request: Request, count: int) -> StepRow:
-        return StepRow(request, request.computed, count, completes=count == request.remaining)
+    def _row(self, request: Request, count: int, drafts: tuple[int, ...] = ()) -> StepRow:
+        completes = count == request.remaining
+        return StepRow(request, request.computed, count + len(drafts), completes, drafts)
 
     def _make_room(self, request: Request, tokens: int) -> bool:
         while not self.kv.grow(request, tokens):
@@ -150,6 +162,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self.kv.release(request)
+        request.draft = NO_DRAFT
         if not request.started:
             request.prompt_logprobs = None
         heapq.heappush(self._waiting, (self._order(request), request))
@@ -162,48 +175,94 @@ class Scheduler:
             self.kv.release(request)
 
     def commit(self, plan: StepPlan, results: list[RowResult]) -> list[RequestOutput]:
-        """Take over what a step computed; `results` stands in the order of the plan's rows."""
+        """Take over what a step computed; `results` stands in the order of the plan's rows.
+
+        Requests that end keep their blocks until `settle`: the draft model may have to write the step's tokens too.
+        """
         outputs = []
         for row, result in zip(plan.rows, results, strict=True):
             request = row.request
-            if self._requests.get(request.request_id) is not request:
-                continue  # aborted while the step ran
-            request.computed = row.end
-            self.kv.register(request)
+            request.draft = NO_DRAFT
+            request.computed = row.end - len(row.drafts) + result.accepted
             if result.prompt_logprobs:
                 request.prompt_logprobs = [*(request.prompt_logprobs or [None]), *result.prompt_logprobs]
             if row.completes:
-                outputs.append(self._advance(request, result))
+                outputs.append(self._advance(row, result))
         return outputs
 
-    def _advance(self, request: Request, result: RowResult) -> RequestOutput:
-        token_ids: list[int] = []
+    def draft_rows(self, plan: StepPlan, wanted: Callable[[Request], int]) -> tuple[DraftRow, ...]:
+        """The committed step as a proposer sees it, with room in the cache for what each row may draft.
+
+        Args:
+            plan: the step.
+            wanted: how many tokens to draft for a request, were there no limit.
+        """
+        rows = []
+        first = 0
+        for row in plan.rows:
+            request = row.request
+            limit = 0
+            if row.samples and request.request_id in self._requests:
+                # The last token of the sequence is never a draft: after k drafts the target adds one of its own.
+                limit = max(0, min(wanted(request), request.max_len - len(request.tokens) - 1))
+                if limit and not self.kv.grow(request, len(request.tokens) + limit):
+                    limit = max(0, len(request.blocks) * self.kv.block_size - len(request.tokens))
+            rows.append(DraftRow(request, row.start, request.computed, first, limit))
+            first += row.count
+        return tuple(rows)
+
+    def settle(self, plan: StepPlan, rows: Iterable[DraftRow] = (), drafts: Iterable[Draft] = ()) -> None:
+        """End the step: full blocks become findable, drafts stand ready, ended requests give their blocks back."""
+        for planned in plan.rows:
+            self.kv.register(planned.request)
+        for row, draft in zip(rows, drafts, strict=True):
+            if row.limit:
+                row.request.draft = draft
+        for request in self._ended:
+            self.kv.release(request)
+        self._ended = []
+
+    def _advance(self, row: StepRow, result: RowResult) -> RequestOutput:
+        request = row.request
+        params = request.params
         finish: FinishReason | None = None
         stop_token_id: int | None = None
-        if result.token_id is not None:
-            token_ids.append(result.token_id)
-            request.tokens.append(result.token_id)
-            request.output.append(result.token_id)
+        kept = 0
+        for token_id in result.token_ids:
+            kept += 1
+            request.tokens.append(token_id)
+            request.output.append(token_id)
             # Below min_tokens the sampler bans stop ids, unless nothing else is left to choose.
-            if result.token_id in request.params.stop_token_ids and len(request.output) >= request.params.min_tokens:
-                finish, stop_token_id = "stop", result.token_id
+            if token_id in params.stop_token_ids and len(request.output) >= params.min_tokens:
+                finish, stop_token_id = "stop", token_id
+                break
+            if len(request.tokens) >= request.max_len:
+                break
         if finish is None and len(request.tokens) >= request.max_len:
             finish = "length"
         first = not request.started
         request.started = True
         prompt_logprobs = None
-        if first and request.params.prompt_logprobs is not None:
+        if first and params.prompt_logprobs is not None:
             prompt_logprobs = request.prompt_logprobs or [None]
             request.prompt_logprobs = None
         if finish is not None:
-            self._remove(request)
+            # Tokens beyond the end were computed for nothing and are no part of the sequence.
+            request.computed = min(request.computed, len(request.tokens))
+            del self._requests[request.request_id]
+            self._running.remove(request)
+            self._ended.append(request)
+        # What lies beyond the end of the sequence counts neither as drafted nor as accepted.
+        counted = len(row.drafts) if finish is None else min(len(row.drafts), kept)
         return RequestOutput(
             request.request_id,
-            token_ids,
-            logprobs=[result.logprobs] if result.logprobs is not None else None,
+            list(result.token_ids[:kept]),
+            logprobs=list(result.logprobs[:kept]) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish,
             stop_token_id=stop_token_id,
             cached_tokens=(request.cached_tokens or 0) if first else 0,
             first_scheduled=request.first_scheduled if first else 0.0,
+            drafted=counted,
+            accepted=min(result.accepted, counted),
         )

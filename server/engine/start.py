@@ -10,6 +10,7 @@ import torch
 
 from server.config import Settings
 from server.engine.core import EngineCore
+from server.engine.executor import StepExecutor
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
 from server.engine.link import EngineLink
@@ -37,24 +38,26 @@ def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
     runner = ModelRunner(plan.target, _progress(link, "loading weights"))
     rows, model = read_back(runner)
     blocks = _kv_blocks(settings, plan, runner)
-    runner.allocate(blocks, plan.block_size)
-    kv = KVCache(blocks, plan.block_size, settings.enable_prefix_caching)
+    runner.allocate(blocks)
+    pages = plan.target.pages
+    kv = KVCache(blocks, pages.block_size, settings.enable_prefix_caching)
     max_model_len = _fitting_length(settings, plan, kv.capacity)
-    _warm_up(runner, plan)
+    executor = StepExecutor(runner)
+    _warm_up(executor)
     limits = SchedulerLimits(
         settings.max_num_seqs,
         plan.max_num_batched_tokens,
         settings.enable_chunked_prefill,
         settings.scheduling_policy == "priority",
     )
-    core = EngineCore(link, Scheduler(limits, kv), runner, plan.target.config.vocab_size, max_model_len)
+    core = EngineCore(link, Scheduler(limits, kv), executor, plan.target.config.vocab_size, max_model_len)
     link.send(
         EngineReady(
             rows=rows,
-            kv_groups=[KVGroup(0, plan.block_size, plan.block_size, kv.pool.usable, plan.target.config.num_layers)],
+            kv_groups=[KVGroup(0, pages.block_size, pages.page_size, kv.pool.usable, plan.target.config.num_layers)],
             models=[model],
             max_model_len=max_model_len,
-            kv_bytes=blocks * runner.attention.page_bytes(plan.block_size),
+            kv_bytes=blocks * runner.block_bytes,
             device=str(plan.target.device),
             load_seconds=time.monotonic() - started,
         )
@@ -71,20 +74,20 @@ def _progress(link: EngineLink, stage: str) -> Callable[[int, int], None]:
 
 def _kv_blocks(settings: Settings, plan: EnginePlan, runner: ModelRunner) -> int:
     budget = KVBudget(settings.num_kv_blocks, settings.kv_cache_memory, settings.gpu_memory_utilization)
+    block_size = plan.target.pages.block_size
     if plan.target.device.type == "cuda":
         # The largest step, over a cache just large enough for it, shows the peak beside the weights.
-        pages = -(-plan.max_num_batched_tokens // plan.block_size) + 1
-        runner.allocate(pages, plan.block_size)
+        runner.allocate(-(-plan.max_num_batched_tokens // block_size) + 1)
         torch.cuda.reset_peak_memory_stats(plan.target.device)
-        _run_prompt(runner, plan, plan.max_num_batched_tokens)
+        _run_prompt(StepExecutor(runner), plan.max_num_batched_tokens)
         torch.cuda.synchronize(plan.target.device)
-        runner.allocate(2, plan.block_size)
+        runner.allocate(2)
         torch.cuda.empty_cache()
     return num_kv_blocks(
         budget,
         plan.target.device,
-        runner.attention.page_bytes(plan.block_size),
-        plan.block_size,
+        runner.block_bytes,
+        block_size,
         plan.max_model_len,
         settings.max_num_seqs,
     )
@@ -105,21 +108,22 @@ def _fitting_length(settings: Settings, plan: EnginePlan, capacity: int) -> int:
     return capacity
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan) -> None:
+def _warm_up(executor: StepExecutor) -> None:
     """A prompt and a decode, so that the first request does not pay for what torch sets up once."""
-    length = min(64, plan.block_size)
-    _run_prompt(runner, plan, length - 1)
-    _run_prompt(runner, plan, 1, start=length - 1)
+    length = executor.runner.setup.pages.block_size
+    _run_prompt(executor, length - 1)
+    _run_prompt(executor, 1, start=length - 1)
 
 
-def _run_prompt(runner: ModelRunner, plan: EnginePlan, count: int, start: int = 0) -> None:
+def _run_prompt(executor: StepExecutor, count: int, start: int = 0) -> None:
     tokens = [0] * (start + count)
     params = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+    setup = executor.runner.setup
     request = Request(
         EngineRequest(0, tokens, params, 0.0),
-        RequestSampling(params, tokens, plan.target.config.vocab_size),
+        RequestSampling(params, tokens, setup.config.vocab_size),
         max_len=start + count + 1,
         tokens=tokens,
-        blocks=list(range(1, -(-(start + count) // plan.block_size) + 1)),
+        blocks=list(range(1, -(-(start + count) // setup.pages.block_size) + 1)),
     )
-    runner.execute(StepPlan((StepRow(request, start, count, completes=True),)), {})
+    executor.execute(StepPlan((StepRow(request, start, count, completes=True),)), {})

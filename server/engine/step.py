@@ -1,4 +1,4 @@
-"""A step as data: what the scheduler planned and what the runner made of it. No tensors."""
+"""A step as data: what the scheduler planned and what the runner made of it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ class StepRow:
     start: int
     """Position of its first new token."""
     count: int
-    """New tokens: a prefill chunk, or 1 when decoding."""
+    """New tokens: a prefill chunk, 1 when decoding, or 1 + k when k drafted tokens are verified."""
     completes: bool
-    """Whether the last new token is the sequence's last, so that its logits give the next one."""
+    """Whether all of the sequence's tokens are in the cache after the step, so that its logits give the next one."""
+    drafts: tuple[int, ...] = ()
+    """The last of the new tokens, assumed and not yet certain."""
 
     @property
     def end(self) -> int:
-        """Tokens in the cache after the step."""
+        """Tokens in the cache after the step, drafts included."""
         return self.start + self.count
 
     @property
     def samples(self) -> bool:
         """Whether a next token is wanted (not for a request that only scores its prompt)."""
-        return self.completes and self.end < self.request.max_len
+        return self.completes and self.end - len(self.drafts) < self.request.max_len
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens."""
+        return [*self.request.tokens[self.start : self.end - len(self.drafts)], *self.drafts]
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,29 @@ class StepPlan:
 class RowResult:
     """What came of one row."""
 
-    token_id: int | None
-    """The sampled token, for rows that sample."""
-    logprobs: TokenLogprobs | None = None
+    token_ids: tuple[int, ...] = ()
+    """The accepted drafts and the token after them; empty for rows that do not sample."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of them, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that this chunk's logits predict."""
+
+    @property
+    def accepted(self) -> int:
+        """Leading drafts that the target confirmed."""
+        return max(0, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """One request after a step, as a proposer sees it."""
+
+    request: Request
+    start: int
+    """Position of the first token whose hidden state the step computed."""
+    end: int
+    """Tokens whose keys and values are right: rejected drafts are not among them."""
+    first: int
+    """Index of that first token among the step's tokens."""
+    limit: int
+    """Tokens to draft now; 0 while a prompt is under way, near a limit, or when the request has ended."""

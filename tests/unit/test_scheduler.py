@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.engine.sampling.request import RequestSampling
 
+from server.engine.executor import confirmed
 from server.engine.kv.cache import KVCache
-from server.engine.request import Request
+from server.engine.request import Draft, Request
+from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.step import RowResult, StepPlan
+from server.engine.step import DraftRow, RowResult, StepPlan
 from server.messages import EngineRequest, RequestOutput, SamplingParams
 
 VOCAB = 50
@@ -46,20 +47,35 @@ class RememberingCache:
         copied = [list(self.slots[copy.source]) for copy in plan.copies]
         for copy, content in zip(plan.copies, copied, strict=True):
             self.slots[copy.target] = content
-        for row in plan.rows:
-            for position in range(row.start, row.end):
-                self.slots[row.request.blocks[position // BLOCK]][position % BLOCK] = row.request.tokens[position]
         results = []
         for row in plan.rows:
+            for position, token in zip(range(row.start, row.end), row.token_ids, strict=True):
+                self.slots[row.request.blocks[position // BLOCK]][position % BLOCK] = token
+        for row in plan.rows:
             seen = [self.slots[row.request.blocks[p // BLOCK]][p % BLOCK] for p in range(row.end)]
-            assert seen == row.request.tokens[: row.end]
-            results.append(RowResult(digest([t for t in seen if t is not None]) if row.samples else None))
+            known = row.end - len(row.drafts)
+            assert seen == [*row.request.tokens[:known], *row.drafts]
+            tokens = [token for token in seen if token is not None]
+            sampled = [digest(tokens[:end]) for end in range(known, row.end + 1)] if row.samples else []
+            results.append(RowResult(tuple(confirmed(row.drafts, sampled))))
         return results
 
 
+def draft(row: DraftRow, quality: int) -> Draft:
+    """Right tokens, but for one in `quality` of them."""
+    tokens = list(row.request.tokens)
+    for _ in range(row.limit):
+        tokens.append(digest(tokens) if len(tokens) % quality else VOCAB - 1)
+    return Draft(tuple(tokens[len(row.request.tokens) :]))
+
+
 class Engine:
-    def __init__(self, blocks: int = 9, seqs: int = 4, budget: int = 8, chunked: bool = True, **options: bool) -> None:
-        self.kv = KVCache(blocks, BLOCK, options.get("prefix", True))
+    def __init__(
+        self, blocks: int = 9, seqs: int = 4, budget: int = 8, chunked: bool = True, k: int = 0, **options: bool
+    ) -> None:
+        self.kv = KVCache(blocks, BLOCK, options.get("prefix", True), options.get("ahead", False))
+        self.k = k
+        self.quality = 3
         limits = SchedulerLimits(seqs, budget, chunked, options.get("priority", False))
         self.ticks = itertools.count()
         self.scheduler = Scheduler(limits, self.kv, clock=lambda: float(next(self.ticks)))
@@ -97,6 +113,13 @@ class Engine:
         self.plans.append(plan)
         for output in self.scheduler.commit(plan, self.cache.execute(plan)):
             self.outputs.setdefault(output.request_id, []).append(output)
+        rows = self.scheduler.draft_rows(plan, lambda request: self.k)
+        self.scheduler.check()
+        for row in rows:
+            assert row.limit <= self.k
+            if row.limit:  # room for every drafted token
+                assert len(row.request.blocks) * BLOCK >= len(row.request.tokens) + row.limit
+        self.scheduler.settle(plan, rows, [draft(row, self.quality) for row in rows])
         self.scheduler.check()
         return True
 
@@ -252,6 +275,54 @@ def test_a_failed_step_ends_its_requests_and_no_other() -> None:
     assert engine.tokens(2) == oracle([3, 4], 5, 32, None)
 
 
+def test_a_block_found_is_copied_when_its_last_entry_looks_ahead() -> None:
+    engine = Engine(ahead=True)
+    engine.add(1, list(range(BLOCK + 2)))
+    engine.run()
+    engine.add(2, list(range(BLOCK + 2)))
+    engine.step()
+    assert engine.plans[-1].rows[0].start == BLOCK - 1
+    assert len(engine.plans[-1].copies) == 1
+    engine.run()
+    assert engine.tokens(2) == engine.tokens(1)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+def test_counts_of_a_perfect_draft_are_equal_whatever_ends_the_answer(max_tokens: int) -> None:
+    engine = Engine(k=5)
+    engine.quality = 1000
+    engine.add(1, [1, 2, 3], max_tokens)
+    engine.run()
+    assert engine.tokens(1) == oracle([1, 2, 3], max_tokens, 32, None)
+    drafted = sum(output.drafted for output in engine.outputs[1])
+    assert drafted == sum(output.accepted for output in engine.outputs[1])
+    assert drafted + len(engine.outputs[1]) == max_tokens
+
+
+def test_a_stop_inside_an_accepted_run_ends_there_and_the_rest_counts_for_nothing() -> None:
+    free = oracle([1, 2, 3], 12, 32, None)
+    engine = Engine(k=7)
+    engine.quality = 1000
+    engine.add(1, [1, 2, 3], 12, stop=(free[4],))
+    engine.run()
+    assert engine.tokens(1) == free[:5]
+    last = engine.outputs[1][-1]
+    assert (last.finish_reason, last.stop_token_id) == ("stop", free[4])
+    assert (last.drafted, last.accepted) == (4, 4)
+
+
+def test_drafts_never_take_another_request_out_of_the_step() -> None:
+    engine = Engine(blocks=40, seqs=4, budget=6, k=5)
+    for i in range(4):
+        engine.add(i, [i], max_tokens=8)
+    engine.run()
+    full = [plan for plan in engine.plans if sum(row.request.remaining == 1 for row in plan.rows) == 4]
+    assert all(plan.num_tokens <= 6 for plan in full)
+    assert any(row.drafts for plan in engine.plans for row in plan.rows)
+    for i in range(4):
+        assert engine.tokens(i) == oracle([i], 8, 156, None)
+
+
 REQUESTS = st.lists(
     st.tuples(
         st.integers(1, 20),  # prompt length
@@ -267,16 +338,27 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(REQUESTS, st.integers(9, 20), st.integers(1, 6), st.integers(1, 24), st.booleans(), st.booleans())
+@given(
+    REQUESTS,
+    st.integers(9, 20),
+    st.integers(1, 6),
+    st.integers(1, 24),
+    st.integers(0, 6),
+    st.integers(2, 9),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
 def test_any_load_gives_each_request_its_own_answer(
     requests: list[tuple[int, int, int, int, int | None, int]],
     blocks: int,
     seqs: int,
     budget: int,
-    prefix: bool,
-    priority: bool,
+    k: int,
+    quality: int,
+    options: tuple[bool, bool, bool],
 ) -> None:
-    engine = Engine(blocks=blocks, seqs=seqs, budget=budget, prefix=prefix, priority=priority)
+    prefix, priority, ahead = options
+    engine = Engine(blocks=blocks, seqs=seqs, budget=budget, k=k, prefix=prefix, priority=priority, ahead=ahead)
+    engine.quality = quality
     prompts = {i: [which + p % 7 for p in range(length)] for i, (length, _, which, *_) in enumerate(requests)}
     for tick in range(26):
         for i, (_, max_tokens, _, arrival, _, rank) in enumerate(requests):

@@ -11,10 +11,22 @@ from server.engine.step import BlockCopy
 class KVCache:
     """Gives requests their blocks. Only committed tokens enter the prefix cache."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, last_slot_looks_ahead: bool = False
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            num_blocks: blocks of the pool, the unused one included.
+            block_size: tokens a block.
+            enable_prefix_caching: whether full blocks can be found again.
+            last_slot_looks_ahead: the draft's entry in a block's last slot is made from the token after the block
+                (EAGLE, MTP), so a hit cannot take it over.
+        """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.last_slot_looks_ahead = last_slot_looks_ahead
         self.queries = 0
         self.hits = 0
 
@@ -30,15 +42,17 @@ class KVCache:
     def admit(self, request: Request) -> tuple[BlockCopy, ...] | None:
         """Give a request without blocks the cached prefix of its tokens and room for the rest of them.
 
-        A fully cached sequence still needs the logits of its last token: its last block is copied, since writing
-        that token again into a shared block would touch other requests, and just that token is computed.
+        A fully cached sequence still needs the logits of its last token, and a draft that looks ahead the hidden
+        state of the last one found: the block is copied, since writing that token again into a shared block would
+        touch other requests, and computing starts with just that token.
 
         Returns:
             Blocks to copy before the step, or None when too few blocks are free (nothing is taken then).
         """
         found = self._find_prefix(request)
         length = len(request.tokens)
-        copied = found.pop() if found and len(found) * self.block_size == length else None
+        reached = len(found) * self.block_size
+        copied = found.pop() if found and (reached == length or self.last_slot_looks_ahead) else None
         new = self.blocks_for(length) - len(found)
         # Found blocks that nobody holds are on the free list too, and so is the one to copy from while it is read.
         self.pool.share(found)
@@ -46,12 +60,12 @@ class KVCache:
             self.pool.release(found)
             return None
         request.blocks = found + self.pool.take(new)
-        request.computed = len(found) * self.block_size
+        request.computed = reached if copied is None else reached - 1
+        request.draft_computed = request.computed
         request.cached_blocks = len(found)
         copies: tuple[BlockCopy, ...] = ()
         if copied is not None:
             copies = (BlockCopy(copied, request.blocks[len(found)]),)
-            request.computed = length - 1
         if self._uses_prefixes(request):
             self.queries += length
             self.hits += request.computed
@@ -81,7 +95,7 @@ class KVCache:
         """Take all blocks back; what they hold stays findable until they are reused."""
         self.pool.release(request.blocks)
         request.blocks = []
-        request.computed = 0
+        request.computed = request.draft_computed = 0
         request.cached_blocks = 0
 
     def _uses_prefixes(self, request: Request) -> bool:
