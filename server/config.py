@@ -177,7 +177,7 @@ class Settings(BaseModel):
     seed: Annotated[
         int,
         Field(ge=0, le=2**63 - 1),
-        Flag("model", "Seed of dummy weights and of requests that bring none of their own.", "NUMBER"),
+        Flag("model", "Seed of the random weights of --load-format dummy; a request's seed is its own.", "NUMBER"),
     ] = 0
 
     device: Annotated[

@@ -86,10 +86,11 @@ def show(report: Report, console: Console) -> None:
         f"{report.output_tokens_per_second:.1f} output tok/s, {report.requests_per_second:.2f} requests/s "
         f"({report.prompt_tokens} prompt tokens, {report.output_tokens} output tokens)",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(table)
     for message, count in Counter(report.errors).most_common(SHOWN_ERRORS):
-        console.print(f"{count} failed: {message}", style="red", highlight=False, markup=False)
+        console.print(f"{count} failed: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:

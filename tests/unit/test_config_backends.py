@@ -1,6 +1,11 @@
-"""The names that the settings accept are those that the engine's registries hold."""
+"""What the settings accept is what the rest of the server holds and uses."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
 
 from server import config
 from server.engine.attention import registry as attention
@@ -13,3 +18,9 @@ def test_attention_names_are_those_of_the_registry() -> None:
 
 def test_moe_names_are_those_of_the_registry() -> None:
     assert set(config.MOE_BACKENDS) == set(moe.MOE_BACKENDS)
+
+
+@pytest.mark.parametrize("name", list(config.Settings.model_fields))
+def test_no_setting_is_accepted_and_ignored(name: str) -> None:
+    files = [f for f in Path(config.__file__).parent.rglob("*.py") if not f.name.startswith(("config", "flags"))]
+    assert any(re.search(rf"\bsettings\.{name}\b", file.read_text(encoding="utf-8")) for file in files)
