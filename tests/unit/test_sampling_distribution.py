@@ -126,7 +126,22 @@ def test_draw_covers_the_ends_of_the_unit_interval() -> None:
     weights = torch.tensor([[0, 3, 0, 1, 0]]).expand(5, -1)
     uniforms = torch.tensor([0.0, 0.5, 0.75, 0.7499999, 1 - 2.0**-53], dtype=torch.float64)
     assert Candidates(weights, None).draw(uniforms).tolist() == [1, 1, 3, 1, 3]
-    huge = torch.full((1, 2**18), 2**44)
-    assert Candidates(huge, None).draw(uniforms[-1:]).tolist() == [2**18 - 1]
     with pytest.raises(ValueError, match="random number"):
         Candidates(weights, None).draw(None)
+
+
+@given(st.integers(1, 2**63 - 1) | st.integers(0, 62).map(lambda bit: 2**bit) | st.integers(2**61, 2**61 + 2**12))
+def test_the_largest_uniform_stays_below_any_sum(total: int) -> None:
+    uniforms = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+    assert Candidates(torch.tensor([[total, 0]]), None).draw(uniforms).tolist() == [0]
+
+
+def test_a_neighbours_top_p_does_not_touch_the_last_token() -> None:
+    """600 weights of 2**44 and one of 1 have a sum that float64 cannot hold."""
+    logits = torch.full((2, 1000), -200.0)
+    logits[:, :600] = 0
+    logits[:, 600] = -30.2
+    rows = [make_row(1000, top_k=700), make_row(1000, top_k=700, top_p=0.5)]
+    alone = target_probabilities(logits[:1], rows[:1])[0]
+    assert 0 < alone[600] < 1e-16
+    assert torch.equal(target_probabilities(logits, rows)[0], alone)

@@ -41,7 +41,7 @@ def test_chunks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert token_logprobs(logits, ids, 5) == whole
 
 
-@pytest.mark.parametrize("bad", [[-math.inf] * 6, [math.nan] * 6, [-3e38, 3e38, 0, 0, 0, 0]])
+@pytest.mark.parametrize("bad", [[-math.inf] * 6, [math.nan] * 6, [-3e38, 3e38, 0, 0, 0, 0], [-20000.0, 0, 0, 0, 0, 0]])
 def test_always_finite(bad: list[float]) -> None:
     (one,) = token_logprobs(torch.tensor([bad]), [0], 3)
     assert one.logprob == LOWEST

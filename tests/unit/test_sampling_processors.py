@@ -45,7 +45,8 @@ def reference(logits: list[float], params: SamplingParams, prompt: list[int], ou
         if token in banned or token not in allowed:
             result.append(-math.inf)
             continue
-        value = logit + params.logit_bias.get(token, 0)
+        bias = params.logit_bias.get(token, 0)
+        value = logit + (bias if bias > -100 else 0)
         if token in prompt or token in output:
             value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
         value -= params.frequency_penalty * output.count(token)

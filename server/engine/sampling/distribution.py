@@ -43,8 +43,8 @@ class Candidates:
         if uniforms is None:
             raise ValueError("a choice among several candidates needs a random number per row")
         sums = self.weights.cumsum(-1)
-        total = sums[:, -1]
-        point = torch.minimum((uniforms * total).to(torch.int64), total - 1)
+        # Below the sum even after rounding, since no uniform is above 1 - 2**-53.
+        point = (uniforms * sums[:, -1]).to(torch.int64)
         column = torch.searchsorted(sums, point[:, None], right=True)
         return (column if self.ids is None else self.ids.gather(1, column)).squeeze(1)
 
