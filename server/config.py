@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, dtype_name
 from server.sizes import parse_size
 
 Group = Literal["server", "model", "engine", "memory", "logging"]
@@ -24,13 +25,6 @@ GROUP_TITLES: dict[Group, str] = {
     "memory": "memory",
     "logging": "logging and metrics",
 }
-
-ATTENTION_BACKENDS = ("torch",)
-MOE_BACKENDS = ("torch", "grouped_mm")
-"""Names that the engine's registries hold, repeated here because the registries import torch (a test compares them)."""
-
-_BACKEND_ALIASES = {"torch_sdpa": "torch"}
-_DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -45,22 +39,6 @@ class Flag:
     """What happens when it is not given, where the default is None."""
     positional: bool = False
     repeated: bool = False
-
-
-def _backend(allowed: tuple[str, ...]) -> AfterValidator:
-    def check(name: str | None) -> str | None:
-        if name is None:
-            return None
-        plain = _BACKEND_ALIASES.get(name.lower(), name.lower())
-        if plain != "auto" and plain not in allowed:
-            raise ValueError(f"must be auto or one of {', '.join(allowed)}")
-        return plain
-
-    return AfterValidator(check)
-
-
-def _dtype(name: object) -> object:
-    return _DTYPE_ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else name
 
 
 def _lower(name: object) -> object:
@@ -161,7 +139,7 @@ class Settings(BaseModel):
     ] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        BeforeValidator(_dtype),
+        BeforeValidator(dtype_name),
         Flag("model", "Type that weights and activations are computed in; auto decides by checkpoint and device."),
     ] = "auto"
     load_format: Annotated[
@@ -187,13 +165,13 @@ class Settings(BaseModel):
     ] = "auto"
     attention_backend: Annotated[
         str | None,
-        _backend(ATTENTION_BACKENDS),
-        Flag("engine", f"auto, {', '.join(ATTENTION_BACKENDS)}.", "NAME", unset="auto"),
+        AfterValidator(backend_name(ATTENTION_NAMES)),
+        Flag("engine", f"auto, {', '.join(ATTENTION_NAMES)}.", "NAME", unset="auto"),
     ] = None
     moe_backend: Annotated[
         str | None,
-        _backend(MOE_BACKENDS),
-        Flag("engine", f"For mixture-of-experts layers: auto, {', '.join(MOE_BACKENDS)}.", "NAME", unset="auto"),
+        AfterValidator(backend_name(MOE_NAMES)),
+        Flag("engine", f"For mixture-of-experts layers: auto, {', '.join(MOE_NAMES)}.", "NAME", unset="auto"),
     ] = None
     max_num_seqs: Annotated[int, Field(ge=1), Flag("engine", "Sequences that run in one step at most.", "COUNT")] = 128
     max_num_batched_tokens: Annotated[

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from server import config
+from server import config, setting_values
 from server.engine.attention import registry as attention
 from server.engine.moe import registry as moe
 
 
 def test_attention_names_are_those_of_the_registry() -> None:
-    assert set(config.ATTENTION_BACKENDS) == set(attention.ATTENTION_BACKENDS)
+    assert set(setting_values.ATTENTION_NAMES) == set(attention.ATTENTION_BACKENDS)
 
 
 def test_moe_names_are_those_of_the_registry() -> None:
-    assert set(config.MOE_BACKENDS) == set(moe.MOE_BACKENDS)
+    assert set(setting_values.MOE_NAMES) == set(moe.MOE_BACKENDS)
 
 
 @pytest.mark.parametrize("name", list(config.Settings.model_fields))
