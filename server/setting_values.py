@@ -12,13 +12,15 @@ _BACKEND_ALIASES = {"torch_sdpa": "torch"}
 _DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def backend_name(allowed: tuple[str, ...]) -> Callable[[str], str]:
-    """A check that returns a backend's plain name.
+def backend_name(allowed: tuple[str, ...]) -> Callable[[str | None], str | None]:
+    """A check that returns a backend's plain name; None stays unset.
 
     The check raises ValueError for a name that is neither "auto" nor allowed.
     """
 
-    def check(name: str) -> str:
+    def check(name: str | None) -> str | None:
+        if name is None:
+            return None
         plain = _BACKEND_ALIASES.get(name.lower(), name.lower())
         if plain != "auto" and plain not in allowed:
             raise ValueError(f"must be auto or one of {', '.join(allowed)}")
