@@ -143,8 +143,9 @@ def start(tmp_path: Path, model: Path) -> Iterator[Start]:
 
     yield begin
     for process in started:
-        process.kill()
-        process.wait()
+        while process.poll() is None:  # the second one ends it at once
+            process.terminate()
+            time.sleep(0.1)
 
 
 def wait_for(probe: Callable[[], Any], server: Running | None) -> Any:
