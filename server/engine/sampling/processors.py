@@ -1,6 +1,7 @@
 """Everything that changes logits before temperature: whitelist, bans, bias and penalties.
 
-Each touches only the entries that it names, for all rows of a batch at once.
+Each touches only the entries that it names, for all rows of a batch at once. Constants are written by `index_fill_`:
+an assignment `x[entries] = constant` would make the host wait for a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         return
     entries = _entries(logits, limited)
     kept = logits.view(-1)[entries]
-    logits[to_device(np.array([index for index, _ in limited]), logits.device)] = _NEVER
+    logits.index_fill_(0, to_device(np.array([index for index, _ in limited]), logits.device), _NEVER)
     logits.view(-1)[entries] = kept
 
 
@@ -50,7 +51,7 @@ def _ban(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     )
     entries = _entries(logits, banned)
     if len(entries):
-        logits.view(-1)[entries] = _NEVER
+        logits.view(-1).index_fill_(0, entries, _NEVER)
 
 
 def _add_bias(logits: Tensor, rows: Sequence[SampleRow]) -> None:
