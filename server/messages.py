@@ -105,6 +105,17 @@ class RequestOutput(Struct, frozen=True, omit_defaults=True):
     """Those of them that the target confirmed; `token_ids` holds one more, its own."""
 
 
+class DraftCounts(Struct, frozen=True):
+    """Totals of speculative decoding since the engine started; empty lists when it is off."""
+
+    drafted: list[int] = []
+    """By position from 0: drafted tokens that the target verified."""
+    accepted: list[int] = []
+    """By position from 0: those that it confirmed."""
+    lengths: list[int] = []
+    """Drafts by the number of tokens confirmed, 0 to k."""
+
+
 class EngineStats(Struct, frozen=True):
     """A snapshot; counters are totals since the engine started."""
 
@@ -120,6 +131,7 @@ class EngineStats(Struct, frozen=True):
     steps: int
     phase_seconds: dict[str, list[float]]
     """Since the last snapshot: durations of each step by phase (schedule, target, draft, verify)."""
+    drafts: DraftCounts = DraftCounts()
 
 
 class EngineOutputs(Struct, frozen=True, tag="outputs"):

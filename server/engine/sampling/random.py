@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     SAMPLE = 0
     ACCEPT = 1
     RESAMPLE = 2
+    DRAFT = 3
 
 
 def philox4x32(counter: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
