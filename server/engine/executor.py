@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from server.engine.batch import Span
+from server.engine.models.draft import TargetHidden
 from server.engine.runner import ModelRunner
 from server.engine.sampling.logprobs import token_logprobs
 from server.engine.sampling.request import SampleRow
@@ -27,8 +28,8 @@ class StepResult:
 
     rows: list[RowResult]
     """In the plan's order."""
-    hidden: Tensor
-    """[T, H], after the final norm, of all the step's tokens."""
+    hidden: TargetHidden
+    """Of all the step's tokens."""
 
 
 class StepExecutor:
@@ -47,7 +48,7 @@ class StepExecutor:
         batch = self.runner.batch([Span(row.request.blocks, row.start, row.token_ids) for row in plan.rows])
         hidden = self.runner.model(batch.input_ids, batch.positions, self.runner.attention.plan(batch.step))
         forwarded = time.perf_counter()
-        rows = self._results(plan.rows, batch.step.query_start, hidden)
+        rows = self._results(plan.rows, batch.step.query_start, hidden.final)
         phase_seconds.setdefault("target", []).append(forwarded - started)
         phase_seconds.setdefault("verify", []).append(time.perf_counter() - forwarded)
         return StepResult(rows, hidden)

@@ -56,7 +56,7 @@ class Paged:
         width = max(map(len, tables))
         block_tables = torch.tensor([table + [0] * (width - len(table)) for table in tables])
         step = StepMetadata(starts, lens, block_tables, torch.tensor(slots))
-        hidden = self.model(torch.tensor(ids), torch.tensor(positions), self.attention.plan(step))
+        hidden = self.model(torch.tensor(ids), torch.tensor(positions), self.attention.plan(step)).final
         logits = self.model.logits(hidden).float()
         return {row: logits[starts[i] : starts[i + 1]] for i, row in enumerate(new_tokens)}
 

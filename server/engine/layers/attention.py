@@ -27,11 +27,12 @@ class Attention(nn.Module):
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm_eps: float | None = None,
+        input_size: int | None = None,
     ) -> None:
         """Make the memory.
 
         Args:
-            hidden_size: width of the input and the output.
+            hidden_size: width of the output, and of the input unless `input_size` differs.
             num_heads: query heads over all ranks.
             num_kv_heads: key and value heads over all ranks.
             head_dim: width of one head.
@@ -40,6 +41,7 @@ class Attention(nn.Module):
             qkv_bias: whether q, k and v have biases.
             o_bias: whether the output projection has one.
             qk_norm_eps: epsilon of the per-head norms of queries and keys; None when the model has none.
+            input_size: width of the input where it is not the output's (EAGLE-3's first layer).
         """
         super().__init__()
         self.head_dim = head_dim
@@ -48,7 +50,7 @@ class Attention(nn.Module):
         self.rotated = (self.num_heads + self.num_kv_heads) * head_dim
         kv = num_kv_heads * head_dim
         shards = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
-        self.qkv_proj = column_parallel(hidden_size, shards, context, bias=qkv_bias)
+        self.qkv_proj = column_parallel(input_size or hidden_size, shards, context, bias=qkv_bias)
         self.o_proj = row_parallel(num_heads * head_dim, "o_proj", hidden_size, context, bias=o_bias)
         self.qk_norm = None
         if qk_norm_eps is not None:
@@ -57,7 +59,7 @@ class Attention(nn.Module):
         self.backend = context.attention
 
     def forward(self, x: Tensor, angles: Angles, plan: Any) -> Tensor:
-        """[T, hidden_size] -> the same; `plan` is the backend's for this step."""
+        """[T, input_size] -> [T, hidden_size]; `plan` is the backend's for this step."""
         qkv = self.qkv_proj(x)
         # Queries and keys lie side by side: one norm and one rotation take both.
         qk = qkv[:, : self.rotated].unflatten(1, (-1, self.head_dim))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from server.engine.layers.context import BuildContext
@@ -14,6 +16,7 @@ from server.engine.layers.moe import Experts
 from server.engine.layers.norm import QueryKeyNorm, RMSNorm
 from server.engine.layers.rope import Rotary
 from server.engine.models.config import ModelConfig
+from server.engine.models.draft import TargetHidden
 from server.engine.models.layer import DecoderLayer
 from server.errors import UserError
 
@@ -23,9 +26,18 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 class CausalLM(nn.Module):
     """One model; usable after its targets are filled and `finish_loading` has run."""
 
-    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+    def __init__(self, config: ModelConfig, context: BuildContext, capture: Sequence[int] = ()) -> None:
+        """Make the memory.
+
+        Args:
+            config: the model's.
+            context: dtype, device, backends and ranks.
+            capture: layer boundaries whose residual stream a draft reads: i is the input of layer i, `num_layers` what
+                the last layer leaves. They rise.
+        """
         super().__init__()
         self.config = config
+        self.capture = {boundary: place for place, boundary in enumerate(capture)}
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
         self.rotary = Rotary(config.rope, context.dtype, context.device)
         self.layers = nn.ModuleList(DecoderLayer(config, context, index) for index in range(config.num_layers))
@@ -35,8 +47,8 @@ class CausalLM(nn.Module):
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
         """Counted before the weights are packed; tied ones once."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """The hidden states after the final norm.
+    def forward(self, input_ids: Tensor, positions: Tensor, plan: Any) -> TargetHidden:
+        """The hidden states after the final norm, and those that are captured on the way.
 
         Args:
             input_ids: int64 [T], the new tokens of all rows of the step.
@@ -44,15 +56,28 @@ class CausalLM(nn.Module):
             plan: what the attention backend planned for the step.
 
         Returns:
-            [T, H] in the model's dtype.
+            Both in the model's dtype.
         """
         x = self.embed_tokens(input_ids)
         angles = self.rotary(positions)
         residual = None
-        for layer in self.layers:
+        aux = x.new_empty(len(x), len(self.capture) * self.config.hidden_size) if self.capture else None
+        for index, layer in enumerate(self.layers):
+            self._capture(index, x, residual, aux)
             x, residual = layer(x, residual, angles, plan)
-        hidden: Tensor = self.norm(x, residual)[0]
-        return hidden
+        self._capture(len(self.layers), x, residual, aux)
+        return TargetHidden(self.norm(x, residual)[0], aux)
+
+    def _capture(self, boundary: int, x: Tensor, residual: Tensor | None, aux: Tensor | None) -> None:
+        """Write the residual stream of a captured boundary; the layers go on to change it in place."""
+        place = self.capture.get(boundary)
+        if place is None or aux is None:
+            return
+        chunk = aux[:, place * x.shape[1] : (place + 1) * x.shape[1]]
+        if residual is None:
+            chunk.copy_(x)
+        else:
+            torch.add(x, residual, out=chunk)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] from `forward` -> [R, V] in the model's dtype."""
@@ -90,12 +115,17 @@ class CausalLM(nn.Module):
                 module.finish_loading()
 
 
-def build_model(config: ModelConfig, context: BuildContext) -> CausalLM:
+def build_model(config: ModelConfig, context: BuildContext, capture: Sequence[int] = ()) -> CausalLM:
     """Allocate a model; its memory is not initialised.
+
+    Args:
+        config: the model's.
+        context: dtype, device, backends and ranks.
+        capture: see `CausalLM`.
 
     Raises:
         UserError: more than one rank, which the layers can describe but not yet compute.
     """
     if context.group.size != 1:
         raise UserError(f"tensor_parallel_size = {context.group.size} is not supported; it must be 1")
-    return CausalLM(config, context)
+    return CausalLM(config, context, capture)
