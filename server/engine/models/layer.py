@@ -20,13 +20,16 @@ from server.engine.models.family import MoEConfig
 class DecoderLayer(nn.Module):
     """Norm, attention, norm, feed-forward; the residual stream travels beside the output."""
 
-    def __init__(self, config: ModelConfig, context: BuildContext, index: int) -> None:
+    def __init__(
+        self, config: ModelConfig, context: BuildContext, index: int, *, attention_input: int | None = None
+    ) -> None:
         """Make the memory.
 
         Args:
             config: the model's.
             context: dtype, device, backends and ranks.
             index: this layer's; also its attention's place in the backend.
+            attention_input: width of the attention's input where it is not the hidden size (EAGLE-3's first layer).
         """
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
@@ -40,6 +43,7 @@ class DecoderLayer(nn.Module):
             qkv_bias=config.qkv_bias,
             o_bias=config.o_bias,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+            input_size=attention_input,
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
         self.mlp: GatedMLP | MoEBlock
