@@ -36,7 +36,10 @@ class EngineProcess:
         config = folder / "settings.json"
         config.write_text(settings.model_dump_json(exclude={"api_key"}), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
-            *command, "--config-file", str(config), "--link", str(folder), stdin=DEVNULL, start_new_session=True
+            *command,
+            *("--config-file", str(config), "--link", str(folder), "--parent", str(os.getpid())),
+            stdin=DEVNULL,
+            start_new_session=True,
         )
         return cls(process)
 

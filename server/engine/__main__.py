@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -29,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="server.engine")
     parser.add_argument("--config-file", type=Path, required=True)
     parser.add_argument("--link", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="pid of the API process; the engine ends with it")
     arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
     setproctitle.setproctitle("outrider: engine")
     leave_signals_to_parent()
     settings = Settings.model_validate_json(arguments.config_file.read_text())
@@ -53,5 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    die_with_parent(os.getppid())
     sys.exit(main())

@@ -66,6 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-file", type=Path)
     parser.add_argument("--link", type=Path)
+    parser.add_argument("--parent", type=int)
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--fail", action="store_true")
@@ -73,6 +74,7 @@ def main() -> int:
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--pids", type=Path, required=True)
     args = parser.parse_args()
+    die_with_parent(args.parent)
     leave_signals_to_parent()
     child = subprocess.Popen(["sleep", "1000"])
     args.pids.write_text(f"{os.getpid()} {child.pid} {args.link}")
@@ -94,5 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    die_with_parent(os.getppid())
     sys.exit(main())
