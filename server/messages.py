@@ -41,6 +41,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """Number of alternatives beside the chosen token's own log-probability; None is off, 0 only the chosen one."""
     prompt_logprobs: int | None = None
     """The same for every prompt token."""
+    draft: bool = True
+    """Whether tokens may be drafted for this request; its answer is the same either way."""
 
 
 class EngineRequest(Struct, frozen=True, tag="request", omit_defaults=True):

@@ -7,26 +7,36 @@ import time
 
 from server.engine.executor import PhaseSeconds, StepExecutor
 from server.engine.link import EngineLink
+from server.engine.models.draft import TargetHidden
 from server.engine.request import Request
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler
 from server.engine.step import StepPlan
-from server.messages import Abort, EngineOutputs, EngineRequest, EngineStats, RequestOutput, Shutdown
+from server.messages import Abort, DraftCounts, EngineOutputs, EngineRequest, EngineStats, RequestOutput, Shutdown
+from server.spec.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+STEP_FAILED = "The engine failed on a step with this request; its log says why."
 
 
 class EngineCore:
     """Moves requests from the link through the scheduler and the runner, and tokens back."""
 
     def __init__(
-        self, link: EngineLink, scheduler: Scheduler, executor: StepExecutor, vocab_size: int, max_model_len: int
+        self,
+        link: EngineLink,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        speculator: Speculator | None,
+        vocab_size: int,
+        max_model_len: int,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
         self._executor = executor
+        self._speculator = speculator
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._steps = 0
@@ -39,14 +49,16 @@ class EngineCore:
         while self._take_messages(outputs):
             started = time.perf_counter()
             plan = self._scheduler.schedule()
+            hidden = None
             if plan is not None:
                 self._phase_seconds.setdefault("schedule", []).append(time.perf_counter() - started)
-                outputs += self._step(plan)
+                hidden = self._step(plan, outputs)
             elif not self._checked:
                 self._scheduler.check()
                 self._checked = True
             self._link.send(EngineOutputs(outputs, self._stats()))
-            outputs = []
+            # The tokens are on their way; what follows prepares the next step.
+            outputs = self._finish(plan, hidden) if plan is not None and hidden is not None else []
 
     def _take_messages(self, outputs: list[RequestOutput]) -> bool:
         idle = self._scheduler.running == self._scheduler.waiting == 0
@@ -81,16 +93,34 @@ class EngineCore:
             return
         outputs.append(RequestOutput(source.request_id, [], finish_reason="error", error=problem))
 
-    def _step(self, plan: StepPlan) -> list[RequestOutput]:
+    def _step(self, plan: StepPlan, outputs: list[RequestOutput]) -> TargetHidden | None:
+        """Run and commit a step; None when it failed, which ends its requests and no others."""
         self._steps += 1
         try:
+            if plan.copies and self._speculator is not None:
+                self._speculator.proposer.copy_blocks(plan.copies)
             result = self._executor.execute(plan, self._phase_seconds)
         except Exception:
             logger.exception("a step of %d requests failed; they end with an error", len(plan.rows))
-            return self._scheduler.fail(plan, "The engine failed on a step with this request; its log says why.")
-        outputs = self._scheduler.commit(plan, result.rows)
-        self._scheduler.settle(plan)
-        return outputs
+            outputs += self._scheduler.fail(plan, STEP_FAILED)
+            return None
+        committed = self._scheduler.commit(plan, result.rows)
+        if self._speculator is not None:
+            self._speculator.observe(plan, committed)
+        outputs += committed
+        return result.hidden
+
+    def _finish(self, plan: StepPlan, hidden: TargetHidden) -> list[RequestOutput]:
+        """Settle a step, drafting where drafts are made; a failure there ends the requests that it left unfinished."""
+        if self._speculator is None:
+            self._scheduler.settle(plan)
+            return []
+        try:
+            self._speculator.draft(plan, hidden, self._scheduler, self._phase_seconds)
+        except Exception:
+            logger.exception("drafting for %d requests failed; they end with an error", len(plan.rows))
+            return self._scheduler.fail(plan, STEP_FAILED)
+        return []
 
     def _stats(self) -> EngineStats:
         phases, self._phase_seconds = self._phase_seconds, {}
@@ -104,4 +134,5 @@ class EngineCore:
             prefix_hits=kv.hits,
             steps=self._steps,
             phase_seconds=phases,
+            drafts=self._speculator.counts() if self._speculator is not None else DraftCounts(),
         )

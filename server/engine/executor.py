@@ -11,12 +11,14 @@ from torch import Tensor
 
 from server.engine.batch import Span
 from server.engine.models.draft import TargetHidden
+from server.engine.request import Draft
 from server.engine.runner import ModelRunner
 from server.engine.sampling.logprobs import token_logprobs
 from server.engine.sampling.request import SampleRow
-from server.engine.sampling.sampler import Sampler
+from server.engine.sampling.sampler import Sampler, target_probabilities
 from server.engine.step import RowResult, StepPlan, StepRow
 from server.messages import TokenLogprobs
+from server.spec.verify import SyntheticAcceptance, accept_or_resample, confirmed
 
 PhaseSeconds = dict[str, list[float]]
 """Durations of a step's parts, by the phase label of /metrics."""
@@ -35,8 +37,15 @@ class StepResult:
 class StepExecutor:
     """Runs steps on one target model."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, synthetic: SyntheticAcceptance | None = None) -> None:
+        """Make an executor.
+
+        Args:
+            runner: the target's.
+            synthetic: accepts drafts by lot, for benchmarks.
+        """
         self.runner = runner
+        self._synthetic = synthetic
         self._sampler = Sampler()
 
     @torch.inference_mode()
@@ -57,21 +66,35 @@ class StepExecutor:
         wanted = [self._sample_rows(row) for row in rows]
         # Logits only for the tokens that need them: the last of each sequence, and its drafts.
         indices = [query_start[i + 1] - len(own) + j for i, own in enumerate(wanted) for j in range(len(own))]
+        logits = hidden.new_empty(0, 0)
         sampled: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         if indices:
             chosen = hidden if len(indices) == len(hidden) else hidden[torch.tensor(indices, device=hidden.device)]
-            got = self._sampler(self.runner.model.logits(chosen), [row for own in wanted for row in own])
+            logits = self.runner.model.logits(chosen)
+            got = self._sampler(logits, [row for own in wanted for row in own])
             sampled, logprobs = got.token_ids.tolist(), got.logprobs
         results = []
         at = 0
         for i, (row, own) in enumerate(zip(rows, wanted, strict=True)):
+            to = at + len(own)
             prompt = self._prompt_logprobs(row, hidden[query_start[i] : query_start[i + 1]])
-            emitted = confirmed(row.drafts, sampled[at : at + len(own)])
-            scores = [score for score in logprobs[at : at + len(emitted)] if score is not None]
-            results.append(RowResult(tuple(emitted), tuple(scores), prompt))
-            at += len(own)
+            emitted = self._emitted(row, own, logits[at:to], sampled[at:to])
+            scores = _rescored(row, emitted, logits[at:to], sampled[at:to], logprobs[at:to])
+            results.append(RowResult(tuple(emitted), scores, prompt))
+            at = to
         return results
+
+    def _emitted(self, row: StepRow, own: list[SampleRow], logits: Tensor, sampled: list[int]) -> list[int]:
+        """The tokens that the row's sequence gains."""
+        if self._synthetic is not None and row.drafts:
+            return self._synthetic.confirmed(row.request, row.drafts, sampled)
+        draft = row.request.draft
+        if row.drafts and draft.probabilities is not None:
+            # The step may have taken fewer drafts than were proposed.
+            kept = Draft(row.drafts, draft.probabilities[: len(row.drafts)])
+            return accept_or_resample(row.request, kept, target_probabilities(logits, own), sampled)
+        return confirmed(row.drafts, sampled)
 
     def _sample_rows(self, row: StepRow) -> list[SampleRow]:
         if not row.samples:
@@ -96,16 +119,17 @@ class StepExecutor:
         return tuple(found)
 
 
-def confirmed(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
-    """The tokens that a sequence gains: drafts as long as the target drew the same, then what it drew.
-
-    Each position is sampled from the target's distribution after exactly the drafts before it, with the random number
-    that plain decoding would use there. So a draft x is accepted with the target's probability of x, and the token that
-    replaces a rejected one follows the target's distribution without x, renormalised: the accept/resample rule of
-    Leviathan et al. 2023 (arXiv 2211.17192) for a draft that is its proposer's only choice. And a seeded answer is the
-    same with and without drafts.
-    """
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == sampled[accepted]:
-        accepted += 1
-    return list(sampled[: accepted + 1])
+def _rescored(
+    row: StepRow, emitted: list[int], logits: Tensor, sampled: list[int], scores: list[TokenLogprobs | None]
+) -> tuple[TokenLogprobs, ...]:
+    """The emitted tokens' log-probabilities; those of tokens that were not sampled here are looked up."""
+    top = row.request.params.logprobs
+    if top is None:
+        return ()
+    found = []
+    for i, token_id in enumerate(emitted):
+        score = scores[i]
+        if score is None or token_id != sampled[i]:
+            (score,) = token_logprobs(logits[i : i + 1], [token_id], top)
+        found.append(score)
+    return tuple(found)

@@ -61,7 +61,10 @@ class Scheduler:
                 self._remove(request)
 
     def fail(self, plan: StepPlan, message: str) -> list[RequestOutput]:
-        """End the requests of a step that could not be run."""
+        """End the requests of a step that could not be run, or not be settled."""
+        for request in self._ended:
+            self.kv.release(request)
+        self._ended = []
         outputs = []
         for row in plan.rows:
             request = row.request

@@ -50,7 +50,7 @@ def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
         settings.enable_chunked_prefill,
         settings.scheduling_policy == "priority",
     )
-    core = EngineCore(link, Scheduler(limits, kv), executor, plan.target.config.vocab_size, max_model_len)
+    core = EngineCore(link, Scheduler(limits, kv), executor, None, plan.target.config.vocab_size, max_model_len)
     link.send(
         EngineReady(
             rows=rows,

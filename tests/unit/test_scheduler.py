@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.executor import confirmed
 from server.engine.kv.cache import KVCache
 from server.engine.request import Draft, Request
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.step import DraftRow, RowResult, StepPlan
 from server.messages import EngineRequest, RequestOutput, SamplingParams
+from server.spec.verify import confirmed
 
 VOCAB = 50
 BLOCK = 4

@@ -1,0 +1,60 @@
+"""Drafting after a step: who may draft how much, the drafts themselves, and the count of what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from server.engine.models.draft import TargetHidden
+from server.engine.request import Request
+from server.engine.scheduler import Scheduler
+from server.engine.step import StepPlan
+from server.messages import DraftCounts, RequestOutput
+from server.spec.base import Proposer
+from server.spec.counts import AcceptanceCounter
+from server.spec.length import DraftLength
+
+
+class Speculator:
+    """Joins a proposer with the rule for k and the counters."""
+
+    def __init__(self, proposer: Proposer, length: DraftLength, max_tokens: int) -> None:
+        """Make a speculator.
+
+        Args:
+            proposer: makes the drafts.
+            length: how many tokens each request gets.
+            max_tokens: k, the longest draft.
+        """
+        self.proposer = proposer
+        self._length = length
+        self._counter = AcceptanceCounter(max_tokens)
+
+    def observe(self, plan: StepPlan, outputs: Sequence[RequestOutput]) -> None:
+        """Count the drafts that a committed step verified."""
+        self._counter.add(outputs)
+        requests = {row.request.request_id: row.request for row in plan.rows}
+        for output in outputs:
+            self._length.observe(requests[output.request_id], output)
+
+    def draft(
+        self,
+        plan: StepPlan,
+        hidden: TargetHidden,
+        scheduler: Scheduler,
+        phase_seconds: dict[str, list[float]],
+    ) -> None:
+        """Draft for the next step, and settle this one."""
+        started = time.perf_counter()
+        running = scheduler.running
+
+        def wanted(request: Request) -> int:
+            return self._length.wanted(request, running) if request.params.draft else 0
+
+        rows = scheduler.draft_rows(plan, wanted)
+        scheduler.settle(plan, rows, self.proposer.propose(rows, hidden))
+        phase_seconds.setdefault("draft", []).append(time.perf_counter() - started)
+
+    def counts(self) -> DraftCounts:
+        """Totals since the start."""
+        return self._counter.snapshot()
