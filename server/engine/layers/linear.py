@@ -9,13 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from server.engine.layers.context import BuildContext
+from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
+from server.engine.quantization.stored import QuantizedTensors
+from server.errors import UserError
 
 # Tells oneDNN which layout to prefer. The layout it picks for 32 rows was the best one for 1 to 256 rows.
 _PACK_ROWS = 32
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias, where the weight's rows are the concatenated rows of named checkpoint tensors."""
+    """x @ weight.T + bias, where the weight's rows are the concatenated rows of named checkpoint tensors.
+
+    Quantised weights are dequantised once, at the end of loading: every step reads a linear layer whole, so unpacking
+    it each time would cost more than the product. It then takes the memory of the model's dtype, not of its format.
+    """
 
     def __init__(
         self,
@@ -25,6 +32,7 @@ class Linear(nn.Module):
         *,
         bias: bool = False,
         weight: nn.Parameter | None = None,
+        weight_format: WeightFormat = UNQUANTIZED,
     ) -> None:
         """Make the memory.
 
@@ -34,11 +42,21 @@ class Linear(nn.Module):
             context: dtype and device.
             bias: whether every shard has one.
             weight: memory of another layer to share (tied embeddings), [rows, in_features].
+            weight_format: of every shard; each keeps its own scales.
         """
         super().__init__()
         self.shards = dict(shards)
+        self.context = context
+        self.weight_format = weight_format
         rows = sum(self.shards.values())
-        self.weight: nn.Parameter | None = context.parameter(rows, in_features) if weight is None else weight
+        self.weight: nn.Parameter | None = weight
+        self.quantized: dict[str, QuantizedTensors] = {}
+        if not isinstance(weight_format, Unquantized):
+            for name, shard_rows in self.shards.items():
+                stored = QuantizedTensors.allocate(weight_format, shard_rows, in_features, context.device)
+                self.quantized[name] = stored
+        elif weight is None:
+            self.weight = context.parameter(rows, in_features)
         self.bias = context.parameter(rows) if bias else None
         self.packed: Tensor | None = None
 
@@ -53,6 +71,8 @@ class Linear(nn.Module):
     def weight_targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint names, `prefix` (with its dot) + shard, and the rows they fill."""
         targets: dict[str, Tensor] = {}
+        for name, stored in self.quantized.items():
+            targets |= stored.targets(f"{prefix}{name}")
         for kind, memory in (("weight", self.weight), ("bias", self.bias)):
             if memory is not None:
                 parts = torch.split(memory, list(self.shards.values()))
@@ -60,10 +80,16 @@ class Linear(nn.Module):
         return targets
 
     def finish_loading(self) -> None:
-        """On a CPU with bf16 instructions, keep the weight in oneDNN's own layout in place of the plain one.
+        """Dequantise; on a CPU with bf16 instructions, keep the weight in oneDNN's layout in place of the plain one.
 
-        Decode steps (up to some hundred rows) take 60 to 80 % of the time; long ones are even.
+        In that layout, decode steps (up to some hundred rows) take 60 to 80 % of the time; long ones are even.
+
+        Raises:
+            UserError: quantised tensors contradict each other, or stand for numbers beyond the model's dtype.
         """
+        if self.quantized:
+            self.weight = self._dequantize()
+            self.quantized = {}
         weight = self.weight
         if weight is None or weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
             return
@@ -71,17 +97,31 @@ class Linear(nn.Module):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
 
+    def _dequantize(self) -> nn.Parameter:
+        columns = next(iter(self.quantized.values())).columns
+        whole = self.context.parameter(sum(self.shards.values()), columns)
+        parts = torch.split(whole, list(self.shards.values()))
+        for (name, stored), part in zip(self.quantized.items(), parts, strict=True):
+            module = f"{self.context.prefix}{name}"
+            stored.check(module)
+            part.copy_(stored.dequantize(self.context.dtype))
+            if part.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(part))).all()):
+                dtype = str(self.context.dtype).removeprefix("torch.")
+                raise UserError(f"{module}: its {stored.format.label} tensors stand for numbers beyond {dtype}")
+        return whole
+
 
 def column_parallel(
     in_features: int, shards: Mapping[str, int], context: BuildContext, *, bias: bool = False
 ) -> Linear:
     """Every rank holds all inputs and its share of each shard's rows (given as totals)."""
     own = {name: context.group.split(rows, name) for name, rows in shards.items()}
-    return Linear(in_features, own, context, bias=bias)
+    return Linear(in_features, own, context, bias=bias, weight_format=context.weight_format(shards))
 
 
 def row_parallel(
     in_features: int, name: str, out_features: int, context: BuildContext, *, bias: bool = False
 ) -> Linear:
     """Every rank holds its share of the inputs (`in_features` is the total) and all rows."""
-    return Linear(context.group.split(in_features, name), {name: out_features}, context, bias=bias)
+    own = context.group.split(in_features, name)
+    return Linear(own, {name: out_features}, context, bias=bias, weight_format=context.weight_format([name]))

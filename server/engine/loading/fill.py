@@ -73,7 +73,7 @@ def _match(
         names = [source.file_name for source in left_over]
         raise UserError(f"{left_over[0].file} holds {_count(len(names), names)}, which the model has no place for")
     for source in used.values():
-        source.check()
+        source.check(targets[source.name])
     return list(used.values())
 
 
@@ -85,6 +85,11 @@ def _count(count: int, names: Sequence[str]) -> str:
 def _check_finite(source: WeightSource, target: Tensor) -> None:
     """Refuse NaN and infinity; the two extremes of a tensor tell, at the cost of one pass over it."""
     if target.numel() == 0 or not target.is_floating_point():
+        return
+    if target.dtype is torch.float8_e4m3fn:
+        nans = int((target.view(torch.uint8) & 0x7F == 0x7F).sum())  # it has no infinity
+        if nans:
+            raise UserError(f"{source.file}: tensor {source.file_name} holds {nans} values that are NaN")
         return
     low, high = torch.aminmax(target)
     if not (torch.isfinite(low) and torch.isfinite(high)):

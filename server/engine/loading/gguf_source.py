@@ -53,8 +53,8 @@ class GGUFWeight:
         """Bytes in the file, of the slice if it is one."""
         return self.header.nbytes if self.expert is None else self.header.nbytes // self.header.shape[0]
 
-    def check(self) -> None:
-        """Check that there is a formula for the tensor's type.
+    def check(self, target: Tensor) -> None:
+        """Check that there is a formula for the tensor's type. It gives numbers for a target of any floating dtype.
 
         Raises:
             UserError: there is none.

@@ -14,12 +14,23 @@ from server.checkpoint.text_config import is_nested, text_tensor_name
 from server.engine.loading.mapped_file import MappedFiles
 from server.errors import UserError
 
-_DTYPES = {
+_NUMBERS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+"""Converted to the target's dtype. The last one is a format of scales."""
+_CODES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""Parts of quantised weights: kept as they are."""
+_DTYPES = _NUMBERS | _CODES
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +61,17 @@ class SafetensorsWeight:
         """Bytes in the shard."""
         return self.header.nbytes
 
-    def check(self) -> None:
-        """Check that the tensor holds plain floating-point numbers.
+    def check(self, target: Tensor) -> None:
+        """Check that the tensor holds floating-point numbers where they are wanted, else exactly the target's dtype.
 
         Raises:
-            UserError: it does not: it is quantised, or holds integers.
+            UserError: it does not, such as quantised codes that would be taken for numbers.
         """
-        if self.header.dtype not in _DTYPES:
+        kinds = _NUMBERS if target.dtype in _PLAIN else {k: v for k, v in _CODES.items() if v is target.dtype}
+        if self.header.dtype not in kinds:
             raise UserError(
-                f"{self.file}: tensor {self.file_name} is stored as {self.header.dtype}; unquantised weights "
-                f"({', '.join(_DTYPES)}) are supported"
+                f"{self.file}: tensor {self.file_name} is stored as {self.header.dtype}; the model reads it from "
+                f"{', '.join(kinds)}"
             )
 
     def copy_to(self, target: Tensor) -> None:

@@ -31,12 +31,12 @@ class WeightSource(Protocol):
     def nbytes(self) -> int:
         """Bytes in the file, for the progress bar."""
 
-    def check(self) -> None:
-        """Check that `copy_to` knows how it is stored.
+    def check(self, target: Tensor) -> None:
+        """Check that `copy_to` can bring what is stored into the target's dtype.
 
         Raises:
-            UserError: it does not.
+            UserError: it cannot.
         """
 
     def copy_to(self, target: Tensor) -> None:
-        """Read it into `target` (same shape, any floating dtype, any device)."""
+        """Read it into `target` (same shape, any device, a dtype that `check` accepts)."""

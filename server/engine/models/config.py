@@ -10,6 +10,7 @@ from server.engine.layers.hf_keys import Keys
 from server.engine.layers.rope import RopeConfig
 from server.engine.models.family import Family, MoEConfig
 from server.engine.models.registry import FAMILIES
+from server.engine.quantization.metadata import declared_method
 from server.errors import UserError
 
 
@@ -96,10 +97,7 @@ def _refuse_unsupported(keys: Keys) -> None:
     """Raise for options that change the arithmetic in ways that this build does not compute."""
     if keys.values.get("hidden_act") != "silu":
         raise keys.bad("hidden_act", "'silu', the one activation that is supported")
-    quantization = keys.values.get("quantization_config") or keys.values.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else quantization
-        raise UserError(f"config.json: quantisation method {method!r} is not supported; use an unquantised checkpoint")
+    declared_method(keys.values)  # raises for methods that are not supported
     layer_types = keys.values.get("layer_types")
     if layer_types is None and keys.flag("use_sliding_window") and "sliding_window" in keys:
         first = keys.integer("max_window_layers", 0) if "max_window_layers" in keys else 0

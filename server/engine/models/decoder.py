@@ -13,11 +13,13 @@ from server.engine.layers.context import BuildContext
 from server.engine.layers.embedding import VocabEmbedding
 from server.engine.layers.linear import Linear
 from server.engine.layers.moe import Experts
-from server.engine.layers.norm import QueryKeyNorm, RMSNorm
+from server.engine.layers.norm import RMSNorm
 from server.engine.layers.rope import Rotary
 from server.engine.models.config import ModelConfig
 from server.engine.models.draft import TargetHidden
+from server.engine.models.finish import finish_layers
 from server.engine.models.layer import DecoderLayer
+from server.engine.quantization.format import UNQUANTIZED
 from server.errors import UserError
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -31,7 +33,7 @@ class CausalLM(nn.Module):
 
         Args:
             config: the model's.
-            context: dtype, device, backends and ranks.
+            context: dtype, device, backends, ranks and formats.
             capture: layer boundaries whose residual stream a draft reads: i is the input of layer i, `num_layers` what
                 the last layer leaves. They rise.
         """
@@ -40,11 +42,20 @@ class CausalLM(nn.Module):
         self.capture = {boundary: place for place, boundary in enumerate(capture)}
         self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
         self.rotary = Rotary(config.rope, context.dtype, context.device)
-        self.layers = nn.ModuleList(DecoderLayer(config, context, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, context.under(f"model.layers.{index}"), index) for index in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
         shared = self.embed_tokens.weight if config.tie_word_embeddings else None
-        self.lm_head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, context, weight=shared)
-        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        self.lm_head = Linear(
+            config.hidden_size,
+            {"lm_head": config.vocab_size},
+            context,
+            weight=shared,
+            weight_format=UNQUANTIZED if shared is not None else context.weight_format(["lm_head"]),
+        )
+        self.formats = context.formats
+        self.num_parameters = count_parameters(self)
         """Counted before the weights are packed; tied ones once."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, plan: Any) -> TargetHidden:
@@ -98,11 +109,12 @@ class CausalLM(nn.Module):
     def ignored_weight(self, name: str) -> bool:
         """Whether a tensor of the checkpoint is left aside on purpose.
 
-        These are a head that equals the tied embedding, rotary tables, and MTP layers, which belong to the draft.
+        These are a head that equals the tied embedding, rotary tables, scales of activations and of the KV cache, and
+        MTP layers, which belong to the draft.
         """
         if name == "lm_head.weight":
             return self.config.tie_word_embeddings
-        if name.endswith(".rotary_emb.inv_freq"):
+        if name.endswith(".rotary_emb.inv_freq") or self.formats.leaves_aside(name):
             return True
         layer = _LAYER.match(name)
         first = self.config.num_layers
@@ -110,9 +122,19 @@ class CausalLM(nn.Module):
 
     def finish_loading(self) -> None:
         """Bring the filled weights into the layouts that the layers compute with; call it once."""
-        for module in self.modules():
-            if isinstance(module, Linear | Experts | QueryKeyNorm):
-                module.finish_loading()
+        finish_layers(self)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The numbers in a model that is not loaded yet: tied ones once, quantised ones as many as they stand for."""
+    plain = sum(parameter.numel() for parameter in model.parameters())
+    quantized = 0
+    for module in model.modules():
+        if isinstance(module, Linear):
+            quantized += sum(stored.num_weights for stored in module.quantized.values())
+        elif isinstance(module, Experts) and module.quantized is not None:
+            quantized += module.quantized.gate_up.num_weights + module.quantized.down.num_weights
+    return plain + quantized
 
 
 def build_model(config: ModelConfig, context: BuildContext, capture: Sequence[int] = ()) -> CausalLM:

@@ -27,7 +27,7 @@ class DecoderLayer(nn.Module):
 
         Args:
             config: the model's.
-            context: dtype, device, backends and ranks.
+            context: dtype, device, backends, ranks and formats; its prefix is where the layer lies.
             index: this layer's; also its attention's place in the backend.
             attention_input: width of the attention's input where it is not the hidden size (EAGLE-3's first layer).
         """
@@ -39,7 +39,7 @@ class DecoderLayer(nn.Module):
             config.num_kv_heads,
             config.head_dim,
             index,
-            context,
+            context.under("self_attn"),
             qkv_bias=config.qkv_bias,
             o_bias=config.o_bias,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
@@ -48,9 +48,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
         self.mlp: GatedMLP | MoEBlock
         if config.moe is not None and index in config.moe.layers:
-            self.mlp = moe_block(config.hidden_size, config.moe, context)
+            self.mlp = moe_block(config.hidden_size, config.moe, context.under("mlp"))
         else:
-            self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, context, bias=config.mlp_bias)
+            self.mlp = GatedMLP(
+                config.hidden_size, config.intermediate_size, context.under("mlp"), bias=config.mlp_bias
+            )
 
     def forward(self, x: Tensor, residual: Tensor | None, angles: Angles, plan: Any) -> tuple[Tensor, Tensor]:
         """[T, H] and the residual stream [T, H] it is to be added to (None at the start) -> the same two."""
@@ -85,6 +87,8 @@ def moe_block(hidden_size: int, moe: MoEConfig, context: BuildContext) -> MoEBlo
             num_groups=moe.num_groups,
             topk_groups=moe.topk_groups,
         )
-    experts = Experts(hidden_size, moe.intermediate_size, moe.num_experts, moe.top_k, context)
-    shared = GatedMLP(hidden_size, moe.shared_intermediate_size, context) if moe.shared_intermediate_size else None
+    experts = Experts(hidden_size, moe.intermediate_size, moe.num_experts, moe.top_k, context.under("experts"))
+    shared = None
+    if moe.shared_intermediate_size:
+        shared = GatedMLP(hidden_size, moe.shared_intermediate_size, context.under("shared_experts"))
     return MoEBlock(router, experts, shared)

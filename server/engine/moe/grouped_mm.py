@@ -10,7 +10,8 @@ from torch import Tensor
 
 from server.engine.attention.base import Unsupported
 from server.engine.layers.activation import silu_mul
-from server.engine.moe.base import ExpertWeights, MoENeed
+from server.engine.moe.base import ExpertWeights, MoENeed, QuantizedExperts
+from server.engine.quantization.format import Unquantized
 
 
 class GroupedMMMoE:
@@ -20,7 +21,12 @@ class GroupedMMMoE:
 
     @classmethod
     def supports(cls, need: MoENeed) -> Unsupported | None:
-        """What the product takes: CPU in all three dtypes, CUDA from sm_90 in bf16 with rows of whole 16 bytes."""
+        """What the product takes: unquantised experts.
+
+        On the CPU in all three dtypes, on CUDA from sm_90 in bf16 with rows of whole 16 bytes.
+        """
+        if not isinstance(need.weights, Unquantized):
+            return Unsupported(f"experts stored as {need.weights.label} (it takes unquantised ones only)")
         if need.device.type == "cpu":
             if need.dtype in (torch.float32, torch.float16, torch.bfloat16):
                 return None
@@ -41,8 +47,10 @@ class GroupedMMMoE:
         self.need = need
         self.experts = torch.arange(need.num_experts, device=need.device)
 
-    def pack(self, experts: ExpertWeights) -> ExpertWeights:
+    def pack(self, experts: ExpertWeights | QuantizedExperts) -> ExpertWeights:
         """As loaded: the product reads transposed views."""
+        if isinstance(experts, QuantizedExperts):
+            raise TypeError(f"{self.name} cannot compute {experts.down.format.label} experts")
         return experts
 
     def forward(self, x: Tensor, packed: ExpertWeights, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

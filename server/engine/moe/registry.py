@@ -6,8 +6,9 @@ from server.engine.backends import Resolution, resolve
 from server.engine.moe.base import MoEBackend, MoENeed
 from server.engine.moe.grouped_mm import GroupedMMMoE
 from server.engine.moe.torch import TorchMoE
+from server.engine.moe.torch_int4 import TorchInt4MoE
 
-MOE_BACKENDS: dict[str, type[MoEBackend]] = {GroupedMMMoE.name: GroupedMMMoE, TorchMoE.name: TorchMoE}
+MOE_BACKENDS: dict[str, type[MoEBackend]] = {cls.name: cls for cls in (GroupedMMMoE, TorchInt4MoE, TorchMoE)}
 """In order of preference for "auto"."""
 
 

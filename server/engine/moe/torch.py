@@ -10,11 +10,15 @@ from torch import Tensor
 
 from server.engine.attention.base import Unsupported
 from server.engine.layers.activation import silu_mul
-from server.engine.moe.base import ExpertWeights, MoENeed
+from server.engine.moe.base import ExpertWeights, MoENeed, QuantizedExperts
 
 
 class TorchMoE:
-    """A loop over the experts that received tokens; sums in fp32. It synchronises with the device."""
+    """A loop over the experts that received tokens; sums in fp32. It synchronises with the device.
+
+    Quantised experts stay so in memory, since all of them together are most of a model. One that received tokens is
+    dequantised for the step, which costs several times its product; other backends are there to be quick.
+    """
 
     name: ClassVar[str] = "torch"
 
@@ -28,11 +32,13 @@ class TorchMoE:
     def __init__(self, need: MoENeed) -> None:
         self.need = need
 
-    def pack(self, experts: ExpertWeights) -> ExpertWeights:
+    def pack(self, experts: ExpertWeights | QuantizedExperts) -> ExpertWeights | QuantizedExperts:
         """As loaded."""
         return experts
 
-    def forward(self, x: Tensor, packed: ExpertWeights, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, packed: ExpertWeights | QuantizedExperts, topk_ids: Tensor, topk_weights: Tensor
+    ) -> Tensor:
         """See `MoEBackend.forward`."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         flat_ids = topk_ids.flatten()
@@ -42,7 +48,7 @@ class TorchMoE:
         for expert, slots in enumerate(chosen_by):
             if counts[expert]:
                 tokens = slots // self.need.top_k
-                hidden = silu_mul(F.linear(x[tokens], packed.w13[expert]))
-                got = F.linear(hidden, packed.w2[expert])
+                gate_up, down = packed.expert(expert, x.dtype)
+                got = F.linear(silu_mul(F.linear(x[tokens], gate_up)), down)
                 out.index_add_(0, tokens, got.float() * weights[slots, None])
         return out.to(x.dtype)

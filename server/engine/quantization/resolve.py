@@ -1,0 +1,144 @@
+"""Decide for every module of a checkpoint how it is stored.
+
+The headers of the tensors are the truth. Metadata is compared with them: known to leave out modules that were not
+quantised (a note), but not to be believed where it denies what lies in the file (a problem of that module).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from server.checkpoint.checkpoint import Checkpoint
+from server.checkpoint.headers import read_headers
+from server.checkpoint.tensor_header import TensorHeader
+from server.checkpoint.text_config import is_nested, text_tensor_name
+from server.engine.models.config import ModelConfig
+from server.engine.models.linear_names import linear_names, target_modules
+from server.engine.quantization.declaration import Declaration, Refused
+from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
+from server.engine.quantization.formats import BESIDE_A_WEIGHT, BESIDE_THE_CACHE, Formats, Problem, not_alike
+from server.engine.quantization.metadata import read_declaration
+from server.engine.quantization.patterns import names_of
+from server.engine.quantization.storage import stored_format
+
+_NEVER_QUANTIZED = re.compile(r"(.*\.)?(embed_tokens|gate|shared_expert_gate|\w*norm\w*)")
+"""Modules that are no linear layers here."""
+_COMPUTED_TOGETHER = (
+    re.compile(r"(.*\.)(?:q_proj|k_proj|v_proj)"),
+    re.compile(r"(.*\.)(?:gate_proj|up_proj)"),
+    re.compile(r"(.*\.experts\.)\d+\.(?:gate_proj|up_proj|down_proj)"),
+)
+"""Modules with the same first group have to be stored alike."""
+_NAMED_BY_WEIGHTS = re.compile(r"weight|weight_\w+|qweight|pre_quant_scale")
+
+
+def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
+    """The formats of all linear modules in a checkpoint, those of a draft inside it included.
+
+    Without weight files (load format dummy) the metadata alone decides. GGUF blocks are dequantised by the loader.
+
+    Raises:
+        UserError: the metadata cannot be understood, or its method is not supported. What only concerns some modules
+            is raised when `Formats` is asked about them.
+    """
+    if checkpoint.format == "gguf":
+        return Formats(dict.fromkeys(linear_names(config), UNQUANTIZED))
+    declaration = read_declaration(checkpoint)
+    modules = _modules(read_headers(checkpoint))
+    in_target = target_modules(config)
+    by_module: dict[str, WeightFormat | Problem] = {}
+    notes: dict[str, str] = {}
+    if not modules:
+        for name in linear_names(config):
+            by_module[name] = _declared_alone(name, declaration)
+    for name, (stored, tensors) in modules.items():
+        plain_only = _NEVER_QUANTIZED.fullmatch(name) is not None
+        found, note = _module(names_of(stored, name), tensors, declaration, strict=in_target(name))
+        if plain_only and not isinstance(found, Unquantized):
+            tensor = next(iter(tensors.values()))
+            by_module[name] = Problem(
+                f"{tensor.file}: tensor {tensor.name}: {name} is quantised, which is not supported"
+            )
+        elif not plain_only:
+            by_module[name] = found
+            if note:
+                notes[name] = note
+    if config.tie_word_embeddings:
+        by_module["lm_head"] = UNQUANTIZED
+    _require_alike(by_module)
+    return Formats(by_module, notes, declaration.method if declaration else None)
+
+
+def _modules(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[str, dict[str, TensorHeader]]]:
+    """Mapped name -> (stored name, tensors by the last part of their names) of all that may be linear layers."""
+    nested = is_nested(headers)
+    modules: dict[str, tuple[str, dict[str, TensorHeader]]] = {}
+    for stored_tensor, header in headers.items():
+        stored, _, last = stored_tensor.rpartition(".")
+        if not _NAMED_BY_WEIGHTS.fullmatch(last) or last in (*BESIDE_A_WEIGHT, *BESIDE_THE_CACHE):
+            continue
+        mapped = (text_tensor_name(stored_tensor) if nested else None) or stored_tensor
+        modules.setdefault(mapped.rpartition(".")[0], (stored, {}))[1][last] = header
+    one_dimensional = [
+        name
+        for name, (_, tensors) in modules.items()
+        if set(tensors) == {"weight"} and len(tensors["weight"].shape) != 2
+    ]
+    for name in one_dimensional:
+        del modules[name]
+    return modules
+
+
+def _module(
+    names: frozenset[str], tensors: Mapping[str, TensorHeader], declaration: Declaration | None, *, strict: bool
+) -> tuple[WeightFormat | Problem, str | None]:
+    """The verdict on one module, and a note where metadata is only incomplete."""
+    declared, by = declaration.of(names) if declaration else (None, "")
+    found = stored_format(tensors, None if isinstance(declared, Refused) else declared)
+    if isinstance(found, Problem) or declared is None:
+        if isinstance(found, Problem) or isinstance(found, Unquantized):
+            return found, None
+        return found, "quantised without any metadata"
+    tensor = tensors.get("weight") or tensors["weight_packed"]
+    if isinstance(found, Unquantized):
+        return found, None if declared == UNQUANTIZED else "not quantised, though the metadata does not exclude them"
+    if isinstance(declared, Refused):
+        return Problem(f"{tensor.file}: tensor {tensor.name}: {declared.reason} ({by})"), None
+    if isinstance(declared, Unquantized):
+        return Problem(
+            f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype} ({found.label}), but {by} says that "
+            "it is not quantised"
+        ), None
+    if found.label == declared.label:
+        return found, None
+    if strict:
+        return Problem(
+            f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype} ({found.label}), but {by} says "
+            f"{declared.label}"
+        ), None
+    return found, f"stored as {found.label}, though the metadata says {declared.label}"
+
+
+def _declared_alone(name: str, declaration: Declaration | None) -> WeightFormat | Problem:
+    if declaration is None:
+        return UNQUANTIZED
+    declared, by = declaration.of(names_of(name, name))
+    return Problem(f"{name}: {declared.reason} ({by})") if isinstance(declared, Refused) else declared
+
+
+def _require_alike(by_module: dict[str, WeightFormat | Problem]) -> None:
+    """Turn modules that are computed together and stored differently into problems."""
+    for together in _COMPUTED_TOGETHER:
+        groups: dict[str, list[str]] = {}
+        for name in by_module:
+            match = together.fullmatch(name)
+            if match:
+                groups.setdefault(match[1], []).append(name)
+        for names in groups.values():
+            formats = {name: by_module[name] for name in names}
+            plain = {name: format for name, format in formats.items() if not isinstance(format, Problem)}
+            first = next(iter(plain), None)
+            other = next((name for name in plain if first and plain[name] != plain[first]), None)
+            if first and other and len(plain) == len(formats):
+                by_module |= dict.fromkeys(names, Problem(not_alike(first, plain[first], other, plain[other])))
