@@ -184,6 +184,19 @@ class LoadedModel(Struct, frozen=True):
     method: str = ""
 
 
+class SpeculativeInfo(Struct, frozen=True):
+    """How the engine drafts, as it was resolved."""
+
+    method: str
+    num_speculative_tokens: int
+    """The longest draft, k."""
+    adaptive: bool
+    """Whether the length follows how a request's drafts fare; if not, only limits and a schedule shorten them."""
+    synthetic: bool
+    """Whether drafts are accepted by lot, for benchmarks: the text is worth nothing then."""
+    draft_sample_method: str = "greedy"
+
+
 class EngineReady(Struct, frozen=True, tag="ready"):
     """The engine has loaded, measured and warmed up. Everything here was read back from what was built."""
 
@@ -194,6 +207,8 @@ class EngineReady(Struct, frozen=True, tag="ready"):
     kv_bytes: int
     device: str
     load_seconds: float
+    speculative: SpeculativeInfo | None = None
+    """None when the server does not speculate."""
 
 
 class EngineFailed(Struct, frozen=True, tag="failed"):
