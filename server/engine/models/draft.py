@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from server.engine.layers.context import BuildContext
 from server.engine.layers.embedding import VocabEmbedding
 from server.engine.layers.linear import Linear
+from server.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class RecurrentDraft(Protocol):
     the first one does, with true hidden states, where earlier steps had guessed.
     """
 
+    num_parameters: int
+    """Its own, without what it borrows."""
+    dtype: torch.dtype
     target_ids: Tensor | None
     """int64 [Vd], the target's id of each draft id; None when they are the same."""
 
@@ -78,3 +84,17 @@ class RecurrentDraft(Protocol):
 
     def finish_loading(self) -> None:
         """Bring the filled weights into the layouts that the layers compute with; call it once."""
+
+
+def check_borrowed(borrowed: Borrowed, context: BuildContext) -> None:
+    """Check that a draft can compute with the target's modules.
+
+    Raises:
+        UserError: its dtype is another one.
+    """
+    dtype = borrowed.embed_tokens.weight.dtype
+    if dtype is not context.dtype:
+        raise UserError(
+            f"the draft borrows the target's embedding or head, which are {str(dtype).removeprefix('torch.')}, but is "
+            f"to run in {str(context.dtype).removeprefix('torch.')}; run both in one dtype"
+        )
