@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-ATTENTION_NAMES = ("torch",)
+ATTENTION_NAMES = ("torch", "triton")
 MOE_NAMES = ("torch", "grouped_mm")
 """Names that the engine's registries hold, repeated here because the registries import torch (a test compares them)."""
 
-_BACKEND_ALIASES = {"torch_sdpa": "torch"}
+_BACKEND_ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton"}
 _DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 
 

@@ -65,6 +65,8 @@ class AttentionBackend(Protocol):
 
     name: ClassVar[str]
     kernel_pages: ClassVar[KernelPages]
+    kv_layout: ClassVar[str]
+    """Order of a page's dimensions: "NHD" is [page_size, kv_heads, head_dim]. A KV group has one."""
     need: AttentionNeed
     """What the instance was built for."""
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from server.engine.attention.base import AttentionBackend, AttentionNeed
 from server.engine.attention.torch import TorchAttention
+from server.engine.attention.triton import TritonAttention
 from server.engine.backends import Resolution, resolve
 
-ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {TorchAttention.name: TorchAttention}
-"""In order of preference for "auto"."""
+ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {
+    TorchAttention.name: TorchAttention,
+    TritonAttention.name: TritonAttention,
+}
+
+PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("torch", "triton"), "cuda": ("triton", "torch")}
+"""All backends by device type, in the order that "auto" tries."""
 
 ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton", "flashinfer": "flashinfer"}
 """vLLM's spellings, in lower case."""
@@ -30,4 +38,5 @@ def resolve_attention_backend(
     Raises:
         UserError: it cannot be honoured; the message starts with `setting` and lists what would work.
     """
-    return resolve(setting, requested, {name: cls.supports(need) for name, cls in ATTENTION_BACKENDS.items()}, ALIASES)
+    names = PREFERENCE.get(need.device.type, tuple(ATTENTION_BACKENDS))
+    return resolve(setting, requested, {name: ATTENTION_BACKENDS[name].supports(need) for name in names}, ALIASES)

@@ -52,6 +52,7 @@ class TorchAttention:
 
     name: ClassVar[str] = "torch"
     kernel_pages: ClassVar[KernelPages] = KernelPages(multiple_of=16)
+    kv_layout: ClassVar[str] = "NHD"
 
     @classmethod
     def supports(cls, need: AttentionNeed) -> Unsupported | None:
