@@ -43,8 +43,8 @@ def aux_layers(config: Mapping[str, Any], num_target_layers: int, override: Sequ
     listed = _listed(config)
     if listed is None:
         return _default(num_target_layers)
-    if min(listed) == 1:
-        # The default of the producers that list outputs is [1, …]; those that list boundaries start at 2.
+    if min(listed) == 1 and max(listed) < num_target_layers:
+        # The default of the producers that list outputs is [1, …], of those that list boundaries [2, …].
         boundaries = [index + 1 for index in listed]
         return _checked(boundaries, num_target_layers, KEY, f"layer outputs {listed}, since the list starts with 1")
     return _checked(listed, num_target_layers, KEY, f"boundaries {listed} as listed by the head's config")
