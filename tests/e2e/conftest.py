@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from live_server import LiveServer
 from tiny_checkpoint import write_tiny_llama
+
+if TYPE_CHECKING:
+    from oracle import Oracle
 
 Start = Callable[..., LiveServer]
 
@@ -66,3 +70,11 @@ def smollm2(shared: Start) -> LiveServer:
     return shared(
         "--dtype", "float32", "--num-kv-blocks", "46", "--max-num-batched-tokens", "128", "--max-num-seqs", "32"
     )
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle() -> Oracle:
+    """transformers on the embedded model's weights; most tests here need neither."""
+    from oracle import Oracle, smollm2_model
+
+    return Oracle(smollm2_model())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from live_server import LiveServer
-from oracle import Oracle, folder_oracle, smollm2_model
+from oracle import Oracle, folder_oracle
 from tiny_checkpoint import VOCAB_SIZE
 
 from server.checkpoint.locate import locate
@@ -20,11 +20,6 @@ from server.checkpoint.tokenizer import load_tokenizer
 
 AT_ONCE = 32
 logger = logging.getLogger(__name__)
-
-
-@pytest.fixture(scope="module")
-def smollm2_oracle() -> Oracle:
-    return Oracle(smollm2_model())
 
 
 @pytest.fixture(scope="module")
