@@ -78,8 +78,9 @@ def attend(
     independent of the page, since each key looks its page up.
 
     q is [T, heads, HEAD_DIM], out the same and contiguous. PAGE_SIZE 0: keys and values are the step's own tokens and
-    no row has any context. LONGEST, unless 0, is the end of the longest tile: every tile then passes as many blocks,
-    masked, for an interpreter that takes no loop bound from memory (triton 3.6 with numpy 2.4). `scale` includes log2(e): the softmax is taken to base 2.
+    no row has any context. LONGEST, unless 0, is the end of the longest tile, and every tile passes as many blocks,
+    masked: for an interpreter that takes no loop bound from memory (triton 3.6 with numpy 2.4). `scale` includes
+    log2(e): the softmax is taken to base 2.
     """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
