@@ -1,4 +1,4 @@
-"""The command line: `outrider serve`, `outrider bench http`, `outrider --version`."""
+"""The command line: `outrider serve`, `outrider check`, `outrider bench http`, `outrider --version`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from server.config_sources import UsageError, nearest
+from server.config_faults import UsageError, nearest
 from server.errors import UserError
-from server.flags import config_yaml, parse_serve
+from server.flags import config_yaml, parse_check, parse_serve
 
 _USAGE = """\
 usage: outrider COMMAND [flags]
 
   outrider serve [MODEL]   serve a model over the OpenAI API
+  outrider check [MODEL]   show what serve would build, without loading weights
   outrider bench http      send load to an OpenAI server and measure it
   outrider --version       print the version
 
-`outrider serve --help` and `outrider bench http --help` list the flags.
+Each command lists its flags with --help.
 """
-_COMMANDS = ("serve", "bench", "--version", "--help")
+_COMMANDS = ("serve", "check", "bench", "--version", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +45,11 @@ def _run(argv: list[str]) -> int:
     match argv:
         case ["serve", *flags]:
             return _serve(flags)
+        case ["check", *flags]:
+            asked = parse_check(flags)
+            from server.check import check
+
+            return check(asked.settings, Console(highlight=False), as_json=asked.as_json)
         case ["bench", "http", *flags]:
             from server.bench.command import bench_http  # httpx is needed by this command alone
 

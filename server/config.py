@@ -8,37 +8,14 @@ no variable.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from server.config_flag import Flag
 from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, dtype_name
 from server.sizes import parse_size
-
-Group = Literal["server", "model", "engine", "memory", "logging"]
-
-GROUP_TITLES: dict[Group, str] = {
-    "server": "server",
-    "model": "model",
-    "engine": "engine and scheduling",
-    "memory": "memory",
-    "logging": "logging and metrics",
-}
-
-
-@dataclass(frozen=True)
-class Flag:
-    """How a setting appears on the command line."""
-
-    group: Group
-    help: str
-    metavar: str | None = None
-    """The kind of value, with its unit."""
-    unset: str | None = None
-    """What happens when it is not given, where the default is None."""
-    positional: bool = False
-    repeated: bool = False
+from server.spec.settings import SpeculativeSettings
 
 
 def _lower(name: object) -> object:
@@ -195,12 +172,30 @@ class Settings(BaseModel):
         int, Field(ge=1), Flag("engine", "Ranks that share the model; this version runs on 1.", "COUNT")
     ] = 1
 
+    speculative: Annotated[
+        SpeculativeSettings | None,
+        Flag(
+            "draft",
+            "The draft's settings as a JSON object; the keys below are its keys, one flag each. null takes away what a "
+            "variable or the file says. In the file it is the block `speculative`, in variables OUTRIDER_SPECULATIVE "
+            "(JSON) and OUTRIDER_SPECULATIVE__KEY.",
+            "JSON",
+            unset="no speculation",
+            name="--speculative-config",
+        ),
+    ] = None
+
     block_size: Annotated[
         int,
         Field(ge=16, le=4096),
         AfterValidator(_is_block),
         Flag("memory", "Tokens in one KV cache block, a multiple of 16.", "TOKENS"),
     ] = 16
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"] | None,
+        BeforeValidator(dtype_name),
+        Flag("memory", "Type of the KV cache's entries; auto is the model's dtype.", unset="auto"),
+    ] = None
     kv_cache_memory: Annotated[
         int | None,
         BeforeValidator(lambda value: None if value is None else parse_size(value)),
@@ -269,7 +264,7 @@ class Settings(BaseModel):
 
 def flag_name(field: str) -> str:
     """The flag of a setting: max_model_len is --max-model-len."""
-    return "--" + field.replace("_", "-")
+    return flag_of(field).name or "--" + field.replace("_", "-")
 
 
 def flag_of(field: str) -> Flag:

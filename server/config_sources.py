@@ -5,10 +5,9 @@ Whatever is misspelt in any of them is an error that names the nearest right nam
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,19 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from server.config import Settings, flag_name, flag_of
-from server.errors import UserError
+from server.config_draft_faults import draft_settings
+from server.config_faults import UsageError, nearest, plain_words
+from server.config_speculative import (
+    KEYS,
+    OTHER_SPELLING,
+    SETTING,
+    DraftLayer,
+    from_file,
+    from_flags,
+    from_variables,
+    is_variable,
+    merge,
+)
 
 PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -25,20 +36,6 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 
 _SERVICE_LINK = re.compile(r"OUTRIDER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
-
-
-_PLAIN_WORDS = (
-    ("String should have at least 1 character", "must not be empty"),
-    ("Input should", "must"),
-    ("a valid integer", "a whole number"),
-    ("a valid number", "a number"),
-    ("a valid boolean", "true or false"),
-    ("a valid string", "text (put quotes around it)"),
-)
-
-
-class UsageError(UserError):
-    """The command line, a variable or the file says something that is no setting (exit code 2)."""
 
 
 class _Outside(Settings, BaseSettings):
@@ -53,7 +50,7 @@ def resolve(flags: Mapping[str, Any], config_file: str | None) -> Settings:
     """Merge the sources, strongest first.
 
     Args:
-        flags: setting names with the values given on the command line.
+        flags: setting names with the values given on the command line; `speculative.KEY` is one key of the draft's.
         config_file: the path given with --config, or None.
 
     Raises:
@@ -61,20 +58,34 @@ def resolve(flags: Mapping[str, Any], config_file: str | None) -> Settings:
     """
     variables = read_variables()
     file = config_file or os.environ.get(CONFIG_VARIABLE) or None
-    layers: list[tuple[str, Mapping[str, Any]]] = [("flag", flags), ("variable", variables)]
-    if file is not None:
-        layers.append((file, read_file(Path(file))))
+    in_file, draft_in_file = read_file(Path(file)) if file is not None else ({}, DraftLayer())
+    plain_flags = {name: value for name, value in flags.items() if name.partition(".")[0] != SETTING}
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("flag", plain_flags),
+        ("variable", variables),
+        (file or "", in_file),
+    ]
     merged: dict[str, Any] = {}
     for _, values in reversed(layers):
         merged.update(values)
+    faults: list[str] = []
+    draft = merge([draft_in_file, from_variables(os.environ, PREFIX), from_flags(flags)])
+    if draft is not None:
+        try:
+            merged[SETTING] = draft_settings(draft)
+        except UsageError as error:
+            faults.append(str(error))
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
-        raise UsageError("\n".join(_explain(detail, layers) for detail in error.errors())) from None
+        raise UsageError("\n".join([*(_explain(detail, layers) for detail in error.errors()), *faults])) from None
+    if faults:
+        raise UsageError("\n".join(faults))
+    return settings
 
 
 def read_variables() -> dict[str, Any]:
-    """The settings among this process's OUTRIDER_* variables, as text.
+    """The settings among this process's OUTRIDER_* variables, as text; the draft's are left to `from_variables`.
 
     Raises:
         UsageError: a variable with our prefix that is no setting, or one that Kubernetes put there.
@@ -89,15 +100,18 @@ def read_variables() -> dict[str, Any]:
                 "Service whose name begins with outrider. Set enableServiceLinks: false in the pod's spec, or rename "
                 "the Service."
             )
-        if name not in known:
-            raise UsageError(f"unknown variable {name}{nearest(name.upper(), known)}")
+        if name not in known and not is_variable(name, PREFIX):
+            keys = {f"{PREFIX}{SETTING.upper()}__{key.upper()}" for key in KEYS}
+            raise UsageError(f"unknown variable {name}{nearest(name.upper(), known | keys)}")
     if os.environ.get(PREFIX + "API_KEY") == "":
         raise UsageError(f"{PREFIX}API_KEY is empty; unset it to serve without authentication")
-    return EnvSettingsSource(_Outside)()
+    found = EnvSettingsSource(_Outside)()
+    found.pop(SETTING, None)
+    return found
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file; keys are written with _ or with -.
+def read_file(path: Path) -> tuple[dict[str, Any], DraftLayer]:
+    """The settings in a YAML file, and what it says about the draft; keys are written with _ or with -.
 
     Raises:
         UsageError: the file cannot be read, is no mapping, or has an unknown or repeated key.
@@ -109,14 +123,20 @@ def read_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UsageError(f"--config {path}: is not YAML: {error}") from None
     if document is None:
-        return {}
+        return {}, DraftLayer()
     if not isinstance(document, yaml.MappingNode):
         raise UsageError(f"--config {path}: must be a mapping of settings to values, such as `port: 8000`")
     loader = yaml.SafeLoader("")
     settings: dict[str, Any] = {}
+    draft: DraftLayer | None = None
     for key_node, value_node in document.value:
         line = key_node.start_mark.line + 1
         key = str(key_node.value).replace("-", "_")
+        if key in (SETTING, OTHER_SPELLING):
+            if draft is not None:
+                raise UsageError(f"--config {path}, line {line}: {SETTING} is given twice")
+            draft = from_file(value_node, loader, path)
+            continue
         if key not in Settings.model_fields:
             raise UsageError(
                 f"--config {path}, line {line}: unknown key {key_node.value!r}{nearest(key, Settings.model_fields)}"
@@ -124,20 +144,12 @@ def read_file(path: Path) -> dict[str, Any]:
         if key in settings:
             raise UsageError(f"--config {path}, line {line}: {key} is given twice")
         settings[key] = loader.construct_object(value_node, deep=True)
-    return settings
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest right name, or nothing when none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return settings, draft or DraftLayer()
 
 
 def _explain(detail: Any, layers: list[tuple[str, Mapping[str, Any]]]) -> str:
     """One fault in the user's words: where the value was given, the value, and what it must be."""
-    message = str(detail["msg"]).removeprefix("Value error, ").split(", unable to parse")[0]
-    for pydantic_words, ours in _PLAIN_WORDS:
-        message = message.replace(pydantic_words, ours)
+    message = plain_words(str(detail["msg"]))
     if not detail["loc"]:
         return message
     name = str(detail["loc"][0])

@@ -11,15 +11,27 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 
-from server.config import GROUP_TITLES, Settings, flag_name, flag_of
-from server.config_sources import UsageError, nearest, resolve
+from server.config import Settings, flag_name, flag_of
+from server.config_draft_keys import DRAFT_KEYS
+from server.config_faults import UsageError, nearest
+from server.config_flag import GROUP_TITLES
+from server.config_sources import resolve
+from server.config_speculative import FLAG as DRAFT_FLAG
+from server.config_speculative import SETTING as DRAFT_SETTING
+from server.config_speculative import nearest_key
 from server.sizes import format_size
+from server.spec.settings import SpeculativeSettings
 
 _DESCRIPTION = """\
 Serve a model over the OpenAI API.
 
 Every flag is also a variable (--max-num-seqs is OUTRIDER_MAX_NUM_SEQS) and a key of the --config file
 (max_num_seqs). A flag is stronger than a variable, a variable stronger than the file."""
+
+_CHECK_DESCRIPTION = """\
+Show what `outrider serve` would build with the same flags, without loading weights: every component of the target and
+of the draft, what was asked for, what it becomes and why, and what could not serve. The exit code is 1 when the server
+could not start."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,9 @@ class Parser(argparse.ArgumentParser):
             if argument.startswith("-"):
                 name = argument.split("=")[0]
                 known = [option for option in self._option_string_actions if option.startswith("--")]
-                hint = nearest(name.replace("_", "-"), known)
+                hint = nearest(name.replace("_", "-"), [option for option in known if "." not in option])
+                if name.startswith(DRAFT_FLAG + "."):
+                    hint = nearest_key(name.removeprefix(DRAFT_FLAG + "."))
                 if name == "--model":
                     hint = "; the model is given without a flag, as in `outrider serve MODEL`"
                 raise UsageError(f"unknown flag {name}{hint}")
@@ -61,12 +75,34 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
+@dataclass(frozen=True)
+class CheckCommand:
+    """What `outrider check` was asked to do."""
+
+    settings: Settings
+    as_json: bool
+
+
 def serve_parser() -> Parser:
     """The parser of `outrider serve`; nothing given means nothing in the namespace."""
+    parser, other = _settings_parser("serve", _DESCRIPTION)
+    other.add_argument("--print-config", action="store_true", help="Print the resolved settings as YAML and exit.")
+    return parser
+
+
+def check_parser() -> Parser:
+    """The parser of `outrider check`: the settings of `outrider serve`."""
+    parser, other = _settings_parser("check", _CHECK_DESCRIPTION)
+    other.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    return parser
+
+
+def _settings_parser(command: str, description: str) -> tuple[Parser, argparse._ArgumentGroup]:
+    """A parser with all settings, and the group that takes the command's own flags."""
     parser = Parser(
-        prog="outrider serve",
-        usage="outrider serve [MODEL] [flags]",
-        description=_DESCRIPTION,
+        prog=f"outrider {command}",
+        usage=f"outrider {command} [MODEL] [flags]",
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -75,11 +111,14 @@ def serve_parser() -> Parser:
     groups = {group: parser.add_argument_group(title) for group, title in GROUP_TITLES.items()}
     for name in Settings.model_fields:
         _add(groups[flag_of(name).group], name)
+    for name, key in DRAFT_KEYS.items():
+        groups["draft"].add_argument(
+            f"{DRAFT_FLAG}.{name}", dest=f"{DRAFT_SETTING}.{name}", metavar=key.metavar, help=key.help
+        )
     other = parser.add_argument_group("settings and help")
     other.add_argument("--config", metavar="FILE", help="Read settings from this YAML file (also OUTRIDER_CONFIG).")
-    other.add_argument("--print-config", action="store_true", help="Print the resolved settings as YAML and exit.")
     other.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-    return parser
+    return parser, other
 
 
 def parse_serve(argv: Sequence[str]) -> ServeCommand:
@@ -88,10 +127,35 @@ def parse_serve(argv: Sequence[str]) -> ServeCommand:
     Raises:
         UsageError: something in one of them is no setting or has an impossible value.
     """
-    given = vars(serve_parser().parse_known(argv))
+    given = vars(serve_parser().parse_known(_plain_keys(argv)))
     print_config = given.pop("print_config", False)
-    config_file = given.pop("config", None)
-    return ServeCommand(resolve(given, config_file), print_config)
+    return ServeCommand(_resolved(given), print_config)
+
+
+def parse_check(argv: Sequence[str]) -> CheckCommand:
+    """The same for `outrider check`.
+
+    Raises:
+        UsageError: as for `parse_serve`.
+    """
+    given = vars(check_parser().parse_known(_plain_keys(argv)))
+    as_json = given.pop("json", False)
+    return CheckCommand(_resolved(given), as_json)
+
+
+def _resolved(given: dict[str, Any]) -> Settings:
+    return resolve(given, given.pop("config", None))
+
+
+def _plain_keys(argv: Sequence[str]) -> list[str]:
+    """--speculative-config.moe-backend is --speculative-config.moe_backend."""
+    plain = []
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if flag.startswith(DRAFT_FLAG + "."):
+            flag = f"{DRAFT_FLAG}.{flag.removeprefix(DRAFT_FLAG + '.').replace('-', '_')}"
+        plain.append(flag + equals + value)
+    return plain
 
 
 def config_yaml(settings: Settings) -> str:
@@ -102,6 +166,7 @@ def config_yaml(settings: Settings) -> str:
     values = settings.model_dump(exclude={"api_key"})
     if settings.kv_cache_memory is not None:
         values["kv_cache_memory"] = format_size(settings.kv_cache_memory)
+    values[DRAFT_SETTING] = _draft_values(settings.speculative)
     out = io.StringIO()
     for group, title in GROUP_TITLES.items():
         out.write(f"# {title}\n")
@@ -114,6 +179,16 @@ def config_yaml(settings: Settings) -> str:
     return out.getvalue()
 
 
+def _draft_values(draft: SpeculativeSettings | None) -> dict[str, Any] | None:
+    if draft is None:
+        return None
+    values = draft.model_dump(exclude_none=True)
+    rules = draft.num_speculative_tokens_per_batch_size
+    if rules is not None:
+        values["num_speculative_tokens_per_batch_size"] = [[rule.lo, rule.hi, rule.k] for rule in rules]
+    return values
+
+
 def _add(group: argparse._ArgumentGroup, name: str) -> None:
     field, flag = Settings.model_fields[name], flag_of(name)
     default = flag.unset if flag.unset is not None else _text(field.default)
@@ -121,11 +196,11 @@ def _add(group: argparse._ArgumentGroup, name: str) -> None:
     if flag.positional:
         group.add_argument(name, nargs="?", metavar=flag.metavar, help=text)
     elif field.annotation is bool:
-        group.add_argument(flag_name(name), action=argparse.BooleanOptionalAction, help=text)
+        group.add_argument(flag_name(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
     elif flag.repeated:
-        group.add_argument(flag_name(name), action="append", metavar=flag.metavar, help=text)
+        group.add_argument(flag_name(name), dest=name, action="append", metavar=flag.metavar, help=text)
     else:
-        group.add_argument(flag_name(name), metavar=flag.metavar or _choices(field.annotation), help=text)
+        group.add_argument(flag_name(name), dest=name, metavar=flag.metavar or _choices(field.annotation), help=text)
 
 
 def _text(default: object) -> str:

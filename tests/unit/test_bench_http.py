@@ -20,7 +20,7 @@ from server.bench.command import bench_http
 from server.bench.http import RequestResult
 from server.bench.report import percentile, summarize
 from server.bench.workload import Body, file_prompts, random_prompts, request_body
-from server.config_sources import UsageError
+from server.config_faults import UsageError
 from server.errors import UserError
 
 Answer = Callable[[dict[str, Any]], list[bytes]]
