@@ -95,8 +95,8 @@ class Eagle3Config:
         model = layer_config(config, shapes, target.vocab_size)
         _check_target(keys, target)
         aux = _aux(keys, config, shapes, target, aux_override)
-        vocab = _vocab(keys, headers, names, shapes, target.vocab_size)
         embedding = _embedding(shapes, model, target)
+        vocab = _vocab(keys, headers, names, shapes, target.vocab_size)
         return cls(
             model=model,
             target_hidden_size=target.hidden_size,
