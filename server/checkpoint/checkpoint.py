@@ -27,6 +27,8 @@ class Checkpoint:
     """What the user said, or where the embedded default came from."""
     path_hash: str
     """Label on /metrics in place of the path, which may be private."""
+    ignore_patterns: tuple[str, ...] = ()
+    """Shell patterns of weight files to leave aside."""
 
 
 def hash_path(path: Path) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from server.checkpoint.checkpoint import Checkpoint
@@ -26,20 +27,23 @@ def read_headers(checkpoint: Checkpoint) -> Mapping[str, TensorHeader]:
     if checkpoint.format == "gguf":
         return read_gguf_header(checkpoint.path).tensors
     if checkpoint.format == "safetensors":
-        return _read_folder(checkpoint.path)
+        return _read_folder(checkpoint.path, checkpoint.ignore_patterns)
     return {}
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, ignore_patterns: Sequence[str] = ()) -> list[Path]:
     """Safetensors files that may belong to the model: a second copy in Mistral's own format is left out."""
-    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    ignored = ("consolidated*", *ignore_patterns)
+    return sorted(
+        path for path in folder.glob("*.safetensors") if not any(fnmatch(path.name, pattern) for pattern in ignored)
+    )
 
 
-def _read_folder(folder: Path) -> dict[str, TensorHeader]:
-    files = weight_files(folder)
+def _read_folder(folder: Path, ignore_patterns: Sequence[str]) -> dict[str, TensorHeader]:
+    files = weight_files(folder, ignore_patterns)
     extra = [path for path in files if "mtp" in path.name.lower()]
     if (folder / INDEX).exists():
-        headers = _read_shards(folder)
+        headers = {name: header for name, header in _read_shards(folder).items() if header.file in files}
     else:
         main = [folder / SINGLE] if folder / SINGLE in files else [path for path in files if path not in extra]
         if len(main) != 1:

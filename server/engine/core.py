@@ -31,13 +31,26 @@ class EngineCore:
         executor: StepExecutor,
         speculator: Speculator | None,
         vocab_size: int,
+        sampled_vocab_size: int,
         max_model_len: int,
     ) -> None:
+        """Join the parts.
+
+        Args:
+            link: to the API process.
+            scheduler: owns the requests.
+            executor: runs the target.
+            speculator: drafts, or None.
+            vocab_size: ids that the model embeds.
+            sampled_vocab_size: ids that the tokenizer knows; the rest of the embedding is padding.
+            max_model_len: tokens of the longest sequence.
+        """
         self._link = link
         self._scheduler = scheduler
         self._executor = executor
         self._speculator = speculator
         self._vocab_size = vocab_size
+        self._sampled_vocab_size = sampled_vocab_size
         self._max_model_len = max_model_len
         self._steps = 0
         self._phase_seconds: PhaseSeconds = {}
@@ -82,15 +95,14 @@ class EngineCore:
         elif not 0 <= min(prompt) <= max(prompt) < self._vocab_size:
             problem = f"token ids run from 0 to {self._vocab_size - 1}"
         else:
-            self._scheduler.add(
-                Request(
-                    source,
-                    RequestSampling(source.params, prompt, self._vocab_size),
-                    max_len=min(len(prompt) + source.params.max_tokens, self._max_model_len),
-                    tokens=list(prompt),
-                )
-            )
-            return
+            try:
+                sampling = RequestSampling(source.params, prompt, self._sampled_vocab_size)
+            except ValueError as error:
+                problem = str(error)
+            else:
+                limit = min(len(prompt) + source.params.max_tokens, self._max_model_len)
+                self._scheduler.add(Request(source, sampling, limit, list(prompt)))
+                return
         outputs.append(RequestOutput(source.request_id, [], finish_reason="error", error=problem))
 
     def _step(self, plan: StepPlan, outputs: list[RequestOutput]) -> TargetHidden | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from server.engine.batch import Span
+from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Draft
 from server.engine.runner import ModelRunner
@@ -37,7 +38,7 @@ class StepResult:
 class StepExecutor:
     """Runs steps on one target model."""
 
-    def __init__(self, runner: ModelRunner, synthetic: SyntheticAcceptance | None = None) -> None:
+    def __init__(self, runner: ModelRunner[CausalLM], synthetic: SyntheticAcceptance | None = None) -> None:
         """Make an executor.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,23 +10,29 @@ import torch
 from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.locate import locate
 from server.config import Settings
-from server.engine.attention.base import AttentionNeed
-from server.engine.attention.registry import resolve_attention_backend
+from server.engine.attention.registry import attention_backend
+from server.engine.check import CheckReport
+from server.engine.components import (
+    DTYPES,
+    Ask,
+    moe_needs,
+    plain_name,
+    refuse_moe_backend_without_experts,
+    resolve_attention,
+    resolve_dtype,
+    resolve_moe,
+)
+from server.engine.kv.groups import GroupMember, KVGroupPlan, Pages, group_layers
 from server.engine.loading.load import resolve_load_format
 from server.engine.models.config import ModelConfig
-from server.engine.models.family import MoEConfig
-from server.engine.moe.base import MoENeed
-from server.engine.moe.registry import resolve_moe_backend
+from server.engine.models.linear_names import target_modules
 from server.engine.parallel import ParallelGroup
-from server.engine.setup import ModelSetup, Pages
+from server.engine.quantization.resolve import resolve_formats
+from server.engine.setup import ModelSetup, attention_need
 from server.errors import UserError
-from server.messages import ResolvedRow
-
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+from server.messages import KVGroup
+from server.spec.draft_plan import DraftPlan
+from server.spec.setup import TargetRequests, plan_draft
 
 # A CPU step of more tokens delays the running streams' next token for longer than it gains.
 CPU_BATCHED_TOKENS = 512
@@ -39,27 +44,75 @@ class EnginePlan:
     """The whole engine before it is built."""
 
     target: ModelSetup
+    draft: DraftPlan | None
+    kv_groups: tuple[KVGroupPlan, ...]
     max_model_len: int
     """As wished; a small KV pool may lower it."""
     max_num_batched_tokens: int
+
+    def pages(self, role: str) -> Pages:
+        """How the cache of a role's layers is cut."""
+        return next(group.pages for group in self.kv_groups if any(member.role == role for member in group.members))
 
 
 def make_plan(settings: Settings) -> EnginePlan:
     """Resolve everything that can be known without building.
 
     Raises:
-        UserError: a setting cannot be honoured with this model on this device.
+        UserError: a setting cannot be honoured with these models on this device.
     """
     checkpoint = locate(settings.model, download_dir=Path(settings.download_dir) if settings.download_dir else None)
-    config = ModelConfig.from_hf(checkpoint.config)
-    device = _device(settings.device)
-    group = ParallelGroup(0, settings.tensor_parallel_size)
-    max_model_len = _max_model_len(settings, config)
+    target = _target(settings, checkpoint, _device(settings.device))
+    max_model_len = _max_model_len(settings, target.layers)
+    draft = None
+    if settings.speculative is not None:
+        requests = TargetRequests(
+            moe_backend=settings.moe_backend,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            load_format=settings.load_format,
+            download_dir=settings.download_dir,
+            block_size=settings.block_size,
+            max_model_len=max_model_len,
+        )
+        draft = plan_draft(target, requests, settings.speculative)
+    setups = [target, draft.setup] if draft is not None and draft.setup is not None else [target]
+    members = [
+        GroupMember(setup.role, setup.need, attention_backend(setup.attention), setup.layers.num_layers)
+        for setup in setups
+    ]
     return EnginePlan(
-        target=_target(settings, checkpoint, config, device, group),
+        target=target,
+        draft=draft,
+        kv_groups=tuple(group_layers(members, settings.block_size)),
         max_model_len=max_model_len,
-        max_num_batched_tokens=_max_num_batched_tokens(settings, device, max_model_len),
+        max_num_batched_tokens=_max_num_batched_tokens(settings, target.device, max_model_len),
     )
+
+
+def check_plan(settings: Settings) -> CheckReport:
+    """What `make_plan` makes of the settings, or why it cannot; nothing is built and no weight is read."""
+    try:
+        plan = make_plan(settings)
+    except UserError as error:
+        return CheckReport(ok=False, errors=(str(error),))
+    rows = plan.target.rows
+    if plan.draft is not None:
+        rows += plan.draft.rows + (plan.draft.setup.rows if plan.draft.setup is not None else ())
+    return CheckReport(ok=True, rows=rows, kv_groups=tuple(kv_group_rows(plan, num_blocks=0)))
+
+
+def kv_group_rows(plan: EnginePlan, num_blocks: int) -> list[KVGroup]:
+    """The groups for the table and for /metrics; `num_blocks` is 0 before the cache is sized."""
+    return [
+        KVGroup(
+            index,
+            group.pages.block_size,
+            group.pages.page_size,
+            num_blocks,
+            sum(member.num_layers for member in group.members),
+        )
+        for index, group in enumerate(plan.kv_groups)
+    ]
 
 
 def _device(requested: str) -> torch.device:
@@ -90,75 +143,50 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, max_model_
     return wanted or (CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS)
 
 
-def _target(
-    settings: Settings, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, group: ParallelGroup
-) -> ModelSetup:
-    dtype, dtype_why = _dtype(settings.dtype, checkpoint)
-    need = AttentionNeed(device, dtype, dtype, config.num_heads, config.num_kv_heads, config.head_dim)
-    attention = resolve_attention_backend(settings.attention_backend, need)
-    moe = None
-    if config.moe is not None:
-        moe = resolve_moe_backend(settings.moe_backend, _moe_need(config.moe, config, device, dtype, group))
-    elif settings.moe_backend not in (None, "auto"):
-        raise UserError(
-            f"--moe-backend {settings.moe_backend}: {config.architecture} has no experts, so the setting would do "
-            "nothing. Leave it out."
-        )
+def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) -> ModelSetup:
+    """The target's setup: a function of the target's own settings alone, so that no draft can change it."""
+    config = ModelConfig.from_hf(checkpoint.config)
+    group = ParallelGroup(0, settings.tensor_parallel_size)
+    dtype, dtype_why = resolve_dtype(settings.dtype, checkpoint)
+    kv_dtype = dtype if settings.kv_cache_dtype in (None, "auto") else DTYPES[settings.kv_cache_dtype]
+    formats = resolve_formats(checkpoint, config)
+    own = target_modules(config)
+    attention_ask = Ask("target", "attention", "--attention-backend", settings.attention_backend)
+    attention = resolve_attention(attention_ask, attention_need(config, device, dtype, kv_dtype), settings.block_size)
     load_format = resolve_load_format(checkpoint, settings.load_format)
+    labels = "+".join(sorted(formats.labels(own)))
     rows = [
-        _row("dtype", settings.dtype, str(dtype).removeprefix("torch."), dtype_why),
-        _row("attention", settings.attention_backend, attention.name, attention.why),
-        _row("kv_cache_dtype", None, str(dtype).removeprefix("torch."), "the model's dtype"),
-        _row("load_format", settings.load_format, load_format, "what the files are"),
-        _row("quantization", None, "none", "weights are held in the model's dtype"),
-        _row("execution", "eager" if settings.enforce_eager else None, "eager", "no graphs are captured"),
+        Ask("target", "dtype", "--dtype", settings.dtype).row(plain_name(dtype), dtype_why),
+        attention_ask.row(attention.name, attention.why, attention.rejected),
+        Ask("target", "kv_cache_dtype", "--kv-cache-dtype", settings.kv_cache_dtype).row(
+            plain_name(kv_dtype), "the model's dtype"
+        ),
+        Ask("target", "load_format", "--load-format", settings.load_format).row(load_format, "what the files are"),
+        Ask("target", "quantization", "", None).row(labels, formats.why(own)),
+        Ask("target", "execution", "--enforce-eager", "eager" if settings.enforce_eager else None).row(
+            "eager", "no graphs are captured"
+        ),
     ]
-    if moe is not None:
-        rows.append(_row("moe", settings.moe_backend, moe.name, moe.why))
+    moe_ask = Ask("target", "moe", "--moe-backend", settings.moe_backend)
+    needs = moe_needs(config, formats.experts(own), device, dtype, group)
+    moe = None
+    if needs:
+        moe = resolve_moe(moe_ask, needs)
+        rows.append(moe_ask.row(moe.name, moe.why, moe.rejected))
+    else:
+        refuse_moe_backend_without_experts(moe_ask, config.architecture)
     return ModelSetup(
         role="target",
         checkpoint=checkpoint,
         config=config,
         device=device,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
         attention=attention.name,
         moe=moe.name if moe else None,
+        formats=formats,
         load_format=load_format,
         seed=settings.seed,
         group=group,
-        pages=Pages(settings.block_size, settings.block_size),
         rows=tuple(rows),
-    )
-
-
-def _moe_need(
-    moe: MoEConfig, config: ModelConfig, device: torch.device, dtype: torch.dtype, group: ParallelGroup
-) -> MoENeed:
-    width = group.split(moe.intermediate_size, "moe_intermediate_size")
-    return MoENeed(device, dtype, moe.num_experts, moe.top_k, config.hidden_size, width)
-
-
-def _dtype(requested: str, checkpoint: Checkpoint) -> tuple[torch.dtype, str]:
-    if requested != "auto":
-        return DTYPES[requested], "asked for"
-    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    if checkpoint.format == "gguf" and named is None:
-        return torch.bfloat16, "GGUF blocks are dequantised"
-    if named is None:
-        return torch.bfloat16, "the checkpoint names none"
-    if named not in DTYPES:
-        raise UserError(f"the checkpoint's dtype is {named!r}. Choose --dtype {', '.join(DTYPES)}.")
-    return DTYPES[named], "the checkpoint's"
-
-
-def _row(component: str, requested: str | None, resolved: str, why: str) -> ResolvedRow:
-    explicit = requested not in (None, "auto")
-    return ResolvedRow(
-        role="target",
-        component=component,
-        requested=requested or "unset",
-        resolved=resolved,
-        source="explicit" if explicit else "auto",
-        why="asked for" if explicit else why,
     )

@@ -1,54 +1,90 @@
-"""Builds one model from a ModelSetup and runs it. Target and draft are two instances of this one class."""
+"""Builds one model from a ModelSetup and keeps its cache. Target and draft are two instances of this one class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 
-from server.engine.attention.base import AttentionNeed
 from server.engine.attention.registry import attention_backend
 from server.engine.batch import Batch, Span, make_batch
+from server.engine.kv.groups import Pages
 from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
-from server.engine.models.decoder import build_model
+from server.engine.models.config import ModelConfig
+from server.engine.models.decoder import CausalLM, build_model
+from server.engine.models.draft import Borrowed
+from server.engine.models.eagle3 import Eagle3Draft
+from server.engine.models.mtp import MTPDraft
+from server.engine.models.recurrent import build_recurrent
 from server.engine.setup import ModelSetup
 from server.engine.step import BlockCopy
 
+Progress = Callable[[int, int], None]
+M_co = TypeVar("M_co", bound=CausalLM | Eagle3Draft | MTPDraft, covariant=True)
 
-class ModelRunner:
+
+class ModelRunner(Generic[M_co]):
     """One model, its attention backend and its part of the KV cache."""
 
-    def __init__(self, setup: ModelSetup, progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, setup: ModelSetup, pages: Pages, build: Callable[[BuildContext], M_co], progress: Progress
+    ) -> None:
+        """Build and fill the model.
+
+        Args:
+            setup: the plan for it; nothing else decides what its layers hold.
+            pages: of its KV group.
+            build: allocates the model in a context.
+            progress: called with (bytes done, bytes in all).
+        """
         self.setup = setup
-        config = setup.config
-        need = AttentionNeed(
-            setup.device, setup.dtype, setup.kv_dtype, config.num_heads, config.num_kv_heads, config.head_dim
-        )
-        self.attention = attention_backend(setup.attention)(need, config.num_layers)
-        context = BuildContext(setup.dtype, setup.device, self.attention, setup.moe or "", setup.group)
-        self.model = build_model(config, context)
+        self.pages = pages
+        self.attention = attention_backend(setup.attention)(setup.need, setup.layers.num_layers)
+        context = BuildContext(setup.dtype, setup.device, self.attention, setup.moe or "", setup.group, setup.formats)
+        self.model = build(context)
         load_weights(self.model, setup.checkpoint, setup.load_format, setup.seed, progress)
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache."""
-        pages = self.setup.pages
-        self.attention.allocate(num_blocks * pages.per_block, pages.page_size)
+        self.attention.allocate(num_blocks * self.pages.per_block, self.pages.page_size)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return self.attention.page_bytes(self.setup.pages.page_size) * self.setup.pages.per_block
+        return self.attention.page_bytes(self.pages.page_size) * self.pages.per_block
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in all layers; all are read before any is written."""
-        ratio = self.setup.pages.per_block
-        pages = torch.tensor([[copy.source, copy.target] for copy in copies], device=self.setup.device)
-        expanded = pages[:, None] * ratio + torch.arange(ratio, device=self.setup.device)[None, :, None]
-        sources, targets = expanded.flatten(0, 1).unbind(1)
+        device, ratio = self.setup.device, self.pages.per_block
+        blocks = torch.tensor([[copy.source, copy.target] for copy in copies], device=device)
+        pages = blocks[:, None] * ratio + torch.arange(ratio, device=device)[None, :, None]
+        sources, targets = pages.flatten(0, 1).unbind(1)
         self.attention.copy_pages(sources, targets)
 
     def batch(self, spans: Sequence[Span]) -> Batch:
         """The inputs of one forward pass over this model's cache."""
-        pages = self.setup.pages
-        return make_batch(spans, pages.block_size, pages.page_size, self.setup.device)
+        return make_batch(spans, self.pages.block_size, self.pages.page_size, self.setup.device)
+
+
+def build_target(setup: ModelSetup, pages: Pages, capture: Sequence[int], progress: Progress) -> ModelRunner[CausalLM]:
+    """The target, capturing the hidden states that a draft reads."""
+    return ModelRunner(setup, pages, lambda context: build_model(setup.layers, context, capture), progress)
+
+
+def build_draft_model(setup: ModelSetup, pages: Pages, progress: Progress) -> ModelRunner[CausalLM]:
+    """A draft that is a whole model."""
+    return ModelRunner(setup, pages, lambda context: build_model(setup.layers, context), progress)
+
+
+def build_head(
+    setup: ModelSetup, pages: Pages, target: CausalLM, progress: Progress
+) -> ModelRunner[Eagle3Draft | MTPDraft]:
+    """A head that runs on the target's hidden states, and borrows what its checkpoint lacks."""
+    borrowed = Borrowed(target.embed_tokens, target.lm_head)
+
+    config = setup.config
+    if isinstance(config, ModelConfig):
+        raise TypeError(f"{config.architecture} is a whole model, not a head")
+    return ModelRunner(setup, pages, lambda context: build_recurrent(config, context, borrowed), progress)

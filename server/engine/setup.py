@@ -8,24 +8,12 @@ from typing import Literal
 import torch
 
 from server.checkpoint.checkpoint import Checkpoint
+from server.engine.attention.base import AttentionNeed
+from server.engine.check import CheckRow
 from server.engine.models.config import ModelConfig
+from server.engine.models.recurrent import RecurrentConfig
 from server.engine.parallel import ParallelGroup
-from server.messages import ResolvedRow
-
-
-@dataclass(frozen=True)
-class Pages:
-    """How a KV group is cut. Everyone who reads the cache reads it from here."""
-
-    block_size: int
-    """Tokens that are given out and shared together."""
-    page_size: int
-    """Tokens that the kernels address together; a divisor of the block size."""
-
-    @property
-    def per_block(self) -> int:
-        """Kernel pages a block."""
-        return self.block_size // self.page_size
+from server.engine.quantization.formats import Formats
 
 
 @dataclass(frozen=True)
@@ -34,15 +22,33 @@ class ModelSetup:
 
     role: Literal["target", "draft"]
     checkpoint: Checkpoint
-    config: ModelConfig
+    config: ModelConfig | RecurrentConfig
+    """A whole model, or a head that runs on the target's hidden states."""
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
     attention: str
     moe: str | None
+    formats: Formats
     load_format: str
     seed: int
     group: ParallelGroup
-    pages: Pages
-    rows: tuple[ResolvedRow, ...]
-    """What was asked for and what was resolved, by component."""
+    rows: tuple[CheckRow, ...]
+    """What was asked for, what it became and why, by component."""
+
+    @property
+    def layers(self) -> ModelConfig:
+        """The shape of its decoder layers."""
+        return self.config if isinstance(self.config, ModelConfig) else self.config.model
+
+    @property
+    def need(self) -> AttentionNeed:
+        """What its attention layers ask of their backend."""
+        return attention_need(self.layers, self.device, self.dtype, self.kv_dtype)
+
+
+def attention_need(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> AttentionNeed:
+    """What the attention layers of a model ask of their backend."""
+    return AttentionNeed(device, dtype, kv_dtype, config.num_heads, config.num_kv_heads, config.head_dim)

@@ -5,26 +5,61 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from server.checkpoint.tokenizer import load_tokenizer
 from server.config import Settings
 from server.engine.core import EngineCore
 from server.engine.executor import StepExecutor
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
 from server.engine.link import EngineLink
-from server.engine.plan import EnginePlan, make_plan
+from server.engine.models.decoder import CausalLM
+from server.engine.plan import EnginePlan, kv_group_rows, make_plan
 from server.engine.readback import read_back
 from server.engine.request import Request
-from server.engine.runner import ModelRunner
+from server.engine.runner import ModelRunner, build_target
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.step import StepPlan, StepRow
+from server.engine.step import DraftRow, StepPlan, StepRow
 from server.errors import UserError
-from server.messages import EngineReady, EngineRequest, KVGroup, Progress, SamplingParams
+from server.messages import (
+    EngineReady,
+    EngineRequest,
+    LoadedModel,
+    Progress,
+    ResolvedRow,
+    SamplingParams,
+    SpeculativeInfo,
+)
+from server.spec.build import BuiltDraft, build_draft
+from server.spec.draft_plan import DraftPlan
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Built:
+    """All that the plan named, built, filled and compared with the plan."""
+
+    target: ModelRunner[CausalLM]
+    draft: BuiltDraft | None
+    rows: list[ResolvedRow]
+    models: list[LoadedModel]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all models."""
+        return self.target.block_bytes + (self.draft.speculator.proposer.block_bytes if self.draft else 0)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV cache of all models."""
+        self.target.allocate(num_blocks)
+        if self.draft is not None:
+            self.draft.speculator.proposer.allocate(num_blocks)
 
 
 def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
@@ -35,34 +70,87 @@ def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
     """
     started = time.monotonic()
     plan = make_plan(settings)
-    runner = ModelRunner(plan.target, _progress(link, "loading weights"))
-    rows, model = read_back(runner)
-    blocks = _kv_blocks(settings, plan, runner)
-    runner.allocate(blocks)
-    pages = plan.target.pages
-    kv = KVCache(blocks, pages.block_size, settings.enable_prefix_caching)
+    built = build(plan, link)
+    blocks = _kv_blocks(settings, plan, built)
+    built.allocate(blocks)
+    looks_ahead = built.draft is not None and built.draft.speculator.proposer.last_slot_looks_ahead
+    kv = KVCache(blocks, settings.block_size, settings.enable_prefix_caching, looks_ahead)
     max_model_len = _fitting_length(settings, plan, kv.capacity)
-    executor = StepExecutor(runner)
-    _warm_up(executor)
+    executor = StepExecutor(built.target, plan.draft.synthetic if plan.draft else None)
+    _warm_up(executor, built.draft)
     limits = SchedulerLimits(
         settings.max_num_seqs,
         plan.max_num_batched_tokens,
         settings.enable_chunked_prefill,
         settings.scheduling_policy == "priority",
     )
-    core = EngineCore(link, Scheduler(limits, kv), executor, None, plan.target.config.vocab_size, max_model_len)
+    core = EngineCore(
+        link,
+        Scheduler(limits, kv),
+        executor,
+        built.draft.speculator if built.draft else None,
+        plan.target.layers.vocab_size,
+        _sampled_vocab_size(settings, plan),
+        max_model_len,
+    )
     link.send(
         EngineReady(
-            rows=rows,
-            kv_groups=[KVGroup(0, pages.block_size, pages.page_size, kv.pool.usable, plan.target.config.num_layers)],
-            models=[model],
+            rows=built.rows,
+            kv_groups=kv_group_rows(plan, kv.pool.usable),
+            models=built.models,
             max_model_len=max_model_len,
-            kv_bytes=blocks * runner.block_bytes,
+            kv_bytes=blocks * built.block_bytes,
             device=str(plan.target.device),
             load_seconds=time.monotonic() - started,
+            speculative=_speculative(plan.draft),
         )
     )
     return core
+
+
+def build(plan: EnginePlan, link: EngineLink) -> Built:
+    """Build what the plan names, and compare.
+
+    Raises:
+        UserError: weights that do not fit, or a layer that holds something else than planned.
+    """
+    capture = plan.draft.capture if plan.draft else ()
+    target = build_target(plan.target, plan.pages("target"), capture, _progress(link, "loading weights"))
+    rows, model = read_back(target)
+    models = [model]
+    draft = None
+    if plan.draft is not None:
+        pages = plan.pages("draft") if plan.draft.setup is not None else plan.pages("target")
+        draft = build_draft(plan.draft, pages, target.model, _progress(link, "loading the draft's weights"))
+        if draft.runner is not None:
+            draft_rows, draft_model = read_back(draft.runner, plan.draft.method)
+            models.append(draft_model)
+            rows += draft_rows
+        rows += [ResolvedRow(r.role, r.component, r.requested, r.resolved, r.source, r.why) for r in plan.draft.rows]
+    return Built(target, draft, rows, models)
+
+
+def _sampled_vocab_size(settings: Settings, plan: EnginePlan) -> int:
+    """Ids that may be sampled: an embedding's padding rows mean nothing, and random weights would choose them."""
+    folder = Path(settings.download_dir) if settings.download_dir else None
+    try:
+        files = load_tokenizer(plan.target.checkpoint, settings.tokenizer, download_dir=folder)
+    except UserError:
+        return plan.target.layers.vocab_size  # the API process says what is wrong with the tokenizer
+    known = max(files.tokenizer.get_vocab().values(), default=-1) + 1
+    return min(plan.target.layers.vocab_size, known)
+
+
+def _speculative(draft: DraftPlan | None) -> SpeculativeInfo | None:
+    if draft is None:
+        return None
+    return SpeculativeInfo(
+        method=draft.method,
+        num_speculative_tokens=draft.num_tokens,
+        adaptive=draft.adaptive,
+        synthetic=draft.synthetic is not None,
+        draft_sample_method="probabilistic" if draft.probabilistic else "greedy",
+    )
 
 
 def _progress(link: EngineLink, stage: str) -> Callable[[int, int], None]:
@@ -72,24 +160,19 @@ def _progress(link: EngineLink, stage: str) -> Callable[[int, int], None]:
     return report
 
 
-def _kv_blocks(settings: Settings, plan: EnginePlan, runner: ModelRunner) -> int:
+def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built) -> int:
     budget = KVBudget(settings.num_kv_blocks, settings.kv_cache_memory, settings.gpu_memory_utilization)
-    block_size = plan.target.pages.block_size
-    if plan.target.device.type == "cuda":
+    device = plan.target.device
+    if device.type == "cuda":
         # The largest step, over a cache just large enough for it, shows the peak beside the weights.
-        runner.allocate(-(-plan.max_num_batched_tokens // block_size) + 1)
-        torch.cuda.reset_peak_memory_stats(plan.target.device)
-        _run_prompt(StepExecutor(runner), plan.max_num_batched_tokens)
-        torch.cuda.synchronize(plan.target.device)
-        runner.allocate(2)
+        built.allocate(-(-plan.max_num_batched_tokens // settings.block_size) + 1)
+        torch.cuda.reset_peak_memory_stats(device)
+        _run_prompt(StepExecutor(built.target), built.draft, plan.max_num_batched_tokens)
+        torch.cuda.synchronize(device)
+        built.allocate(2)
         torch.cuda.empty_cache()
     return num_kv_blocks(
-        budget,
-        plan.target.device,
-        runner.block_bytes,
-        block_size,
-        plan.max_model_len,
-        settings.max_num_seqs,
+        budget, device, built.block_bytes, settings.block_size, plan.max_model_len, settings.max_num_seqs
     )
 
 
@@ -108,22 +191,25 @@ def _fitting_length(settings: Settings, plan: EnginePlan, capacity: int) -> int:
     return capacity
 
 
-def _warm_up(executor: StepExecutor) -> None:
+def _warm_up(executor: StepExecutor, draft: BuiltDraft | None) -> None:
     """A prompt and a decode, so that the first request does not pay for what torch sets up once."""
-    length = executor.runner.setup.pages.block_size
-    _run_prompt(executor, length - 1)
-    _run_prompt(executor, 1, start=length - 1)
+    length = executor.runner.pages.block_size
+    _run_prompt(executor, draft, length - 2)
+    _run_prompt(executor, draft, 1, start=length - 2)
 
 
-def _run_prompt(executor: StepExecutor, count: int, start: int = 0) -> None:
+def _run_prompt(executor: StepExecutor, draft: BuiltDraft | None, count: int, start: int = 0) -> None:
     tokens = [0] * (start + count)
-    params = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-    setup = executor.runner.setup
+    params = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
+    runner = executor.runner
     request = Request(
         EngineRequest(0, tokens, params, 0.0),
-        RequestSampling(params, tokens, setup.config.vocab_size),
-        max_len=start + count + 1,
+        RequestSampling(params, tokens, runner.setup.layers.vocab_size),
+        max_len=start + count + 2,
         tokens=tokens,
-        blocks=list(range(1, -(-(start + count) // setup.pages.block_size) + 1)),
+        blocks=list(range(1, -(-(start + count) // runner.pages.block_size) + 1)),
     )
-    executor.execute(StepPlan((StepRow(request, start, count, completes=True),)), {})
+    result = executor.execute(StepPlan((StepRow(request, start, count, completes=True),)), {})
+    if draft is not None:
+        request.tokens.extend(result.rows[0].token_ids)
+        draft.speculator.proposer.propose([DraftRow(request, start, start + count, 0, limit=1)], result.hidden)

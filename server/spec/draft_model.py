@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from server.engine.batch import Batch, Span
+from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import NO_DRAFT, Draft
 from server.engine.runner import ModelRunner
@@ -23,7 +24,7 @@ class DraftModelProposer:
 
     last_slot_looks_ahead: ClassVar[bool] = False
 
-    def __init__(self, runner: ModelRunner, choice: DraftChoice, max_model_len: int, vocab_size: int) -> None:
+    def __init__(self, runner: ModelRunner[CausalLM], choice: DraftChoice, max_model_len: int, vocab_size: int) -> None:
         """Make a proposer.
 
         Args:
@@ -63,7 +64,9 @@ class DraftModelProposer:
         batch = self.runner.batch([spans[i] for i in order])
         output = self._forward(batch)
         live = [i for i in order if limits[i]]
-        last = torch.tensor([end - 1 for end in batch.step.query_start[1 : len(live) + 1]], device=output.device)
+        last = torch.tensor(
+            [end - 1 for end in batch.step.query_start[1 : len(live) + 1]], dtype=torch.int64, device=output.device
+        )
         chain = draft_chain(
             [rows[i] for i in live], [limits[i] for i in live], self._choice, output[last], self._logits, self._run
         )

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from server.engine.batch import Batch, Span
 from server.engine.models.draft import DraftHidden, RecurrentDraft, TargetHidden
+from server.engine.models.eagle3 import Eagle3Draft
+from server.engine.models.mtp import MTPDraft
 from server.engine.request import NO_DRAFT, Draft
 from server.engine.runner import ModelRunner
 from server.engine.step import BlockCopy, DraftRow
@@ -30,19 +32,18 @@ class RecurrentProposer:
     last_slot_looks_ahead: ClassVar[bool] = True
 
     def __init__(
-        self, runner: ModelRunner, model: RecurrentDraft, choice: DraftChoice, max_model_len: int, vocab_size: int
+        self, runner: ModelRunner[Eagle3Draft | MTPDraft], choice: DraftChoice, max_model_len: int, vocab_size: int
     ) -> None:
         """Make a proposer.
 
         Args:
             runner: the head's.
-            model: the head itself, `runner`'s model.
             choice: how tokens are chosen.
             max_model_len: positions that the head has; beyond them a sequence goes on without drafts.
             vocab_size: the target's.
         """
         self.runner = runner
-        self._model = model
+        self._model: RecurrentDraft = runner.model
         self._choice = choice
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -73,7 +74,9 @@ class RecurrentProposer:
         chosen = torch.tensor([index for indices in taken for index in indices], device=batch.input_ids.device)
         made = self._forward(self._model.combine(hidden.select(chosen)), batch, 0)
         live = [i for i in order if limits[i]]
-        last = torch.tensor([end - 1 for end in batch.step.query_start[1 : len(live) + 1]], device=chosen.device)
+        last = torch.tensor(
+            [end - 1 for end in batch.step.query_start[1 : len(live) + 1]], dtype=torch.int64, device=chosen.device
+        )
         recurrent = made.recurrent[last]
 
         def run(rows: Sequence[DraftRow], ids: Tensor, ahead: int) -> Tensor:

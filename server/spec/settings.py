@@ -14,6 +14,9 @@ from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, dtyp
 METHODS = ("ngram", "draft_model", "eagle3", "mtp")
 Method = Literal["ngram", "draft_model", "eagle3", "mtp"]
 
+KEY = "speculative_config."
+"""What goes before a setting's name in errors."""
+
 MAX_DRAFT_TOKENS = 16
 NGRAM_TOKENS = 5
 NEURAL_TOKENS = 3

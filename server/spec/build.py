@@ -1,0 +1,56 @@
+"""Builds the draft that a plan names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.engine.kv.groups import Pages
+from server.engine.models.config import ModelConfig
+from server.engine.models.decoder import CausalLM
+from server.engine.models.eagle3 import Eagle3Draft
+from server.engine.models.mtp import MTPDraft
+from server.engine.runner import ModelRunner, Progress, build_draft_model, build_head
+from server.spec.base import Proposer
+from server.spec.choice import DraftChoice
+from server.spec.draft_model import DraftModelProposer
+from server.spec.draft_plan import DraftPlan
+from server.spec.length import DraftLength
+from server.spec.ngram import NgramProposer
+from server.spec.recurrent import RecurrentProposer
+from server.spec.speculator import Speculator
+
+
+@dataclass(frozen=True)
+class BuiltDraft:
+    """A draft that is ready to run."""
+
+    speculator: Speculator
+    runner: ModelRunner[CausalLM | Eagle3Draft | MTPDraft] | None
+    """Of the draft model, if there is one."""
+
+
+def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progress) -> BuiltDraft:
+    """Build and fill what the plan names.
+
+    Args:
+        plan: the draft's.
+        pages: of the draft's KV group.
+        target: lends its embedding and head where the draft has none.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        UserError: weights that do not fit.
+    """
+    proposer: Proposer
+    runner: ModelRunner[CausalLM | Eagle3Draft | MTPDraft] | None = None
+    choice = DraftChoice(plan.probabilistic)
+    if plan.setup is None:
+        proposer = NgramProposer(*plan.lookup)
+    elif isinstance(plan.setup.config, ModelConfig):
+        model = runner = build_draft_model(plan.setup, pages, progress)
+        proposer = DraftModelProposer(model, choice, plan.max_model_len, plan.shared_vocab_size)
+    else:
+        head = runner = build_head(plan.setup, pages, target, progress)
+        proposer = RecurrentProposer(head, choice, plan.max_model_len, plan.shared_vocab_size)
+    length = DraftLength(plan.num_tokens, plan.adaptive, plan.rules)
+    return BuiltDraft(Speculator(proposer, length, plan.num_tokens), runner)

@@ -1,0 +1,266 @@
+"""The one place where a draft's setup is made from the target's and the draft's own settings, for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import ValidationError
+
+from server.checkpoint.checkpoint import Checkpoint
+from server.checkpoint.headers import read_headers
+from server.checkpoint.locate import locate
+from server.checkpoint.tensor_header import TensorHeader
+from server.engine.attention.registry import attention_backend
+from server.engine.check import CheckRow
+from server.engine.components import (
+    DTYPES,
+    Ask,
+    moe_needs,
+    plain_name,
+    refuse_moe_backend_without_experts,
+    resolve_attention,
+    resolve_moe,
+)
+from server.engine.loading.load import resolve_load_format
+from server.engine.models.config import ModelConfig
+from server.engine.models.draft_kind import draft_kind
+from server.engine.models.linear_names import target_modules
+from server.engine.models.mtp_config import MTPConfig
+from server.engine.models.recurrent import RecurrentConfig, read_recurrent_config
+from server.engine.parallel import ParallelGroup
+from server.engine.quantization.formats import Formats, everything
+from server.engine.quantization.resolve import resolve_formats
+from server.engine.setup import ModelSetup, attention_need
+from server.errors import UserError
+from server.spec.draft_plan import DraftPlan
+from server.spec.drafting import draft_max_model_len, is_adaptive, k_row, method_row, num_tokens, synthetic_acceptance
+from server.spec.settings import KEY, NGRAM_TOKENS, Method, SpeculativeSettings
+from server.spec.vocabulary import shared_vocab_size
+
+
+@dataclass(frozen=True)
+class TargetRequests:
+    """What the user asked for the target where an unset draft setting inherits the request."""
+
+    moe_backend: str | None
+    kv_cache_dtype: str | None
+    load_format: str
+    download_dir: str | None
+    block_size: int
+    max_model_len: int
+
+
+def plan_draft(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> DraftPlan:
+    """Resolve the draft, jointly with a target that is settled and stays as it is.
+
+    Raises:
+        UserError: naming role, key, value, reason and what would work.
+    """
+    if settings.method == "ngram":
+        return _ngram(target, requests, settings)
+    checkpoint = _locate(target, requests, settings)
+    ask = Ask("draft", "load_format", KEY + "load_format", settings.load_format, requests.load_format)
+    load_format = _load_format(ask, checkpoint)
+    headers = read_headers(checkpoint)
+    method = settings.method or draft_kind(checkpoint.config, headers)
+    settings = _with_method(settings, method)
+    config = _config(method, checkpoint, headers, target, settings)
+    setup = _setup(target, requests, settings, method, checkpoint, config, ask.row(load_format, "what the files are"))
+    layers = setup.layers
+    max_model_len, len_row = draft_max_model_len(requests.max_model_len, settings, layers)
+    k, k_row = num_tokens(settings, checkpoint, method)
+    return DraftPlan(
+        method=method,
+        num_tokens=k,
+        adaptive=is_adaptive(settings),
+        rules=settings.num_speculative_tokens_per_batch_size or (),
+        setup=setup,
+        capture=() if isinstance(config, ModelConfig) else config.capture,
+        max_model_len=max_model_len,
+        shared_vocab_size=shared_vocab_size(target, setup) if method == "draft_model" else target.layers.vocab_size,
+        probabilistic=settings.draft_sample_method == "probabilistic",
+        synthetic=synthetic_acceptance(settings, k),
+        lookup=(settings.lookup_min, settings.lookup_max),
+        rows=(method_row(settings, method, config), k_row, len_row),
+    )
+
+
+def _ngram(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> DraftPlan:
+    k = settings.num_speculative_tokens or NGRAM_TOKENS
+    return DraftPlan(
+        method="ngram",
+        num_tokens=k,
+        adaptive=is_adaptive(settings),
+        rules=settings.num_speculative_tokens_per_batch_size or (),
+        setup=None,
+        capture=(),
+        max_model_len=requests.max_model_len,
+        shared_vocab_size=target.layers.vocab_size,
+        probabilistic=False,
+        synthetic=synthetic_acceptance(settings, k),
+        lookup=(settings.lookup_min, settings.lookup_max),
+        rows=(method_row(settings, "ngram", None), k_row(settings, k, "the default of ngram")),
+    )
+
+
+def _locate(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> Checkpoint:
+    if settings.model is None:
+        checkpoint = target.checkpoint
+    else:
+        folder = settings.download_dir or requests.download_dir
+        try:
+            checkpoint = locate(settings.model, download_dir=Path(folder) if folder else None)
+        except UserError as error:
+            raise UserError(f"draft: {KEY}model {settings.model!r}: {error}") from None
+    if settings.ignore_patterns is None:
+        return checkpoint
+    return replace(checkpoint, ignore_patterns=settings.ignore_patterns)
+
+
+def _load_format(ask: Ask, checkpoint: Checkpoint) -> str:
+    try:
+        return resolve_load_format(checkpoint, ask.effective or "auto")
+    except UserError as error:
+        said = f"is unset, so it inherits the target's {ask.inherited!r}" if ask.takes_over else repr(ask.requested)
+        raise UserError(f"draft: {ask.setting} {said}: {error}. Set {ask.setting} to auto or to what it is.") from None
+
+
+def _with_method(settings: SpeculativeSettings, method: Method) -> SpeculativeSettings:
+    """The settings with the inferred method, so that keys of other methods are refused for it, too."""
+    if settings.method is not None:
+        return settings
+    try:
+        return SpeculativeSettings.model_validate({**settings.model_dump(exclude_none=True), "method": method})
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise UserError(f"draft: {KEY}{message} (the method is {method}, as its checkpoint says)") from None
+
+
+def _config(
+    method: Method,
+    checkpoint: Checkpoint,
+    headers: Mapping[str, TensorHeader],
+    target: ModelSetup,
+    settings: SpeculativeSettings,
+) -> ModelConfig | RecurrentConfig:
+    try:
+        if method == "draft_model":
+            return ModelConfig.from_hf(checkpoint.config)
+        kind = cast(Literal["eagle3", "mtp"], method)
+        aux = settings.aux_hidden_state_layers
+        return read_recurrent_config(kind, checkpoint.config, headers, target.layers, aux)
+    except UserError as error:
+        raise UserError(f"draft: {KEY}method {method}, model {checkpoint.source}: {error}") from None
+
+
+def _setup(
+    target: ModelSetup,
+    requests: TargetRequests,
+    settings: SpeculativeSettings,
+    method: Method,
+    checkpoint: Checkpoint,
+    config: ModelConfig | RecurrentConfig,
+    load_row: CheckRow,
+) -> ModelSetup:
+    """The draft's ModelSetup. What is taken from the target is visible here and nowhere else."""
+    layers = config if isinstance(config, ModelConfig) else config.model
+    dtype, device = target.dtype, target.device
+    group = _parallel_group(target, settings)
+    formats, belongs = _formats(checkpoint, config, target)
+    labels = "+".join(sorted(formats.labels(belongs)))
+    quantization_ask = Ask("draft", "quantization", KEY + "quantization", settings.quantization)
+    _check_quantization(quantization_ask, labels, formats)
+
+    kv_ask = Ask("draft", "kv_cache_dtype", KEY + "kv_cache_dtype", settings.kv_cache_dtype, requests.kv_cache_dtype)
+    kv_name = kv_ask.effective or "auto"
+    kv_dtype = dtype if kv_name == "auto" else DTYPES[kv_name]
+
+    attention_ask = Ask("draft", "attention", KEY + "attention_backend", settings.attention_backend)
+    need = attention_need(layers, device, dtype, kv_dtype)
+    same_group = (need.num_kv_heads, need.head_dim, need.kv_dtype) == (
+        target.need.num_kv_heads,
+        target.need.head_dim,
+        target.need.kv_dtype,
+    )
+    sharing = [attention_backend(target.attention)] if same_group else []
+    attention = resolve_attention(attention_ask, need, requests.block_size, sharing)
+
+    moe_ask = Ask("draft", "moe", KEY + "moe_backend", settings.moe_backend, requests.moe_backend)
+    needs = moe_needs(layers, formats.experts(belongs), device, dtype, group)
+    moe = resolve_moe(moe_ask, needs) if needs else None
+    if moe is None:
+        refuse_moe_backend_without_experts(moe_ask, f"the draft {checkpoint.source}")
+    rows = [
+        CheckRow("draft", "dtype", "unset", plain_name(dtype), "inherited", "the target's: hidden states cross over"),
+        attention_ask.row(attention.name, attention.why, attention.rejected),
+        kv_ask.row(plain_name(kv_dtype), "the draft's own dtype"),
+        load_row,
+        quantization_ask.row(labels, formats.why(belongs)),
+    ]
+    if moe is not None:
+        rows.append(moe_ask.row(moe.name, moe.why, moe.rejected))
+    return ModelSetup(
+        role="draft",
+        checkpoint=checkpoint,
+        config=config,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        attention=attention.name,
+        moe=moe.name if moe else None,
+        formats=formats,
+        load_format=load_row.resolved,
+        # Another seed, or random weights would make the draft its target's copy.
+        seed=target.seed + 1,
+        group=group,
+        rows=tuple(rows),
+    )
+
+
+def _parallel_group(target: ModelSetup, settings: SpeculativeSettings) -> ParallelGroup:
+    size = settings.tensor_parallel_size
+    if size is not None and size not in (1, target.group.size):
+        allowed = sorted({1, target.group.size})
+        raise UserError(
+            f"draft: {KEY}tensor_parallel_size {size}: it must be 1 or the target's, "
+            f"{' or '.join(map(str, allowed))} here."
+        )
+    return target.group if size is None else ParallelGroup(target.group.rank if size > 1 else 0, size)
+
+
+def _formats(
+    checkpoint: Checkpoint, config: ModelConfig | RecurrentConfig, target: ModelSetup
+) -> tuple[Formats, Callable[[str], bool]]:
+    """How the draft's weights are stored: its own checkpoint's word, never the target's.
+
+    Returns:
+        The formats of the checkpoint, and which of its modules are the draft's.
+    """
+    try:
+        if isinstance(config, MTPConfig) and config.embedded:
+            whole = ModelConfig.from_hf(checkpoint.config)
+            others = target_modules(whole)
+            return resolve_formats(checkpoint, whole), lambda module: not others(module)
+        layers = config if isinstance(config, ModelConfig) else config.model
+        return resolve_formats(checkpoint, layers), everything
+    except UserError as error:
+        raise UserError(f"draft: {KEY}model {checkpoint.source}: {error}") from None
+
+
+def _check_quantization(ask: Ask, labels: str, formats: Formats) -> None:
+    if ask.requested in (None, "auto"):
+        return
+    known = {
+        formats.method or "none",
+        labels,
+        *labels.split("+"),
+        *(label.split("_")[0] for label in labels.split("+")),
+    }
+    if ask.requested not in known:
+        raise UserError(
+            f"draft: {ask.setting} {ask.requested!r}: the draft's checkpoint is stored as {labels} "
+            f"(metadata: {formats.method or 'none'}). Leave it out, or name one of: auto, {', '.join(sorted(known))}."
+        )
