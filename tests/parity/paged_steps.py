@@ -15,6 +15,7 @@ from server.engine.layers.context import BuildContext
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
 from server.engine.parallel import ParallelGroup
+from server.engine.quantization.formats import Formats
 
 BLOCK = 16
 torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
@@ -61,13 +62,21 @@ class Paged:
         return {row: logits[starts[i] : starts[i + 1]] for i, row in enumerate(new_tokens)}
 
 
-def build(config: ModelConfig, *, dtype: torch.dtype = torch.float32, moe: str = "torch", num_pages: int = 16) -> Paged:
+def build(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    moe: str = "torch",
+    num_pages: int = 16,
+    formats: Formats | None = None,
+) -> Paged:
     """The model with uninitialised weights, and its cache."""
     device = torch.device("cpu")
     need = AttentionNeed(device, dtype, dtype, config.num_heads, config.num_kv_heads, config.head_dim)
     attention = TorchAttention(need, config.num_layers)
     attention.allocate(num_pages, BLOCK)
-    model = build_model(config, BuildContext(dtype, device, attention, moe, ParallelGroup()))
+    context = BuildContext(dtype, device, attention, moe, ParallelGroup(), formats or Formats())
+    model = build_model(config, context)
     return Paged(model, attention, num_pages)
 
 

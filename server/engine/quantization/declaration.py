@@ -51,12 +51,13 @@ class Declaration:
         for pattern in self.ignored:
             if pattern.matches(names):
                 return Declared(UNQUANTIZED, f"{self.ignored_key} entry {pattern.text!r} in {self.where}")
-        general = None
+        # The most particular word counts: a name, then a regular expression, then what is said about all.
+        for regular in (False, True):
+            for group in self.groups:
+                targets = [target for target in group.targets or () if target.regular == regular]
+                if any(target.matches(names) for target in targets):
+                    return Declared(group.format, f"{group.key} in {self.where}")
         for group in self.groups:
             if group.targets is None:
-                general = general or group
-            elif any(pattern.matches(names) for pattern in group.targets):
                 return Declared(group.format, f"{group.key} in {self.where}")
-        if general is None:
-            return Declared(UNQUANTIZED, f"{self.where}, where no group names it")
-        return Declared(general.format, f"{general.key} in {self.where}")
+        return Declared(UNQUANTIZED, f"{self.where}, where no group names it")

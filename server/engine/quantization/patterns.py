@@ -29,12 +29,17 @@ class Pattern:
     text: str
     style: Literal["exact", "tree", "glob"]
 
+    @property
+    def regular(self) -> bool:
+        """Whether it is a regular expression."""
+        return self.style != "glob" and self.text.startswith("re:")
+
     def matches(self, names: Iterable[str]) -> bool:
         """Whether it names the module that goes by these names."""
         return any(self._matches(name) for name in names)
 
     def _matches(self, name: str) -> bool:
-        if self.text.startswith("re:") and self.style != "glob":
+        if self.regular:
             return re.match(self.text[3:], name) is not None
         if self.style == "exact":
             return name == self.text

@@ -12,25 +12,22 @@ from collections.abc import Mapping
 from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.headers import read_headers
 from server.checkpoint.tensor_header import TensorHeader
-from server.checkpoint.text_config import is_nested, text_tensor_name
 from server.engine.models.config import ModelConfig
 from server.engine.models.linear_names import linear_names, target_modules
 from server.engine.quantization.declaration import Declaration, Refused
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
-from server.engine.quantization.formats import BESIDE_A_WEIGHT, BESIDE_THE_CACHE, Formats, Problem, not_alike
+from server.engine.quantization.formats import Formats, Problem, not_alike
 from server.engine.quantization.metadata import read_declaration
+from server.engine.quantization.modules import may_be_quantized, weight_modules
 from server.engine.quantization.patterns import names_of
 from server.engine.quantization.storage import stored_format
 
-_NEVER_QUANTIZED = re.compile(r"(.*\.)?(embed_tokens|gate|shared_expert_gate|\w*norm\w*)")
-"""Modules that are no linear layers here."""
 _COMPUTED_TOGETHER = (
     re.compile(r"(.*\.)(?:q_proj|k_proj|v_proj)"),
     re.compile(r"(.*\.)(?:gate_proj|up_proj)"),
     re.compile(r"(.*\.experts\.)\d+\.(?:gate_proj|up_proj|down_proj)"),
 )
 """Modules with the same first group have to be stored alike."""
-_NAMED_BY_WEIGHTS = re.compile(r"weight|weight_\w+|qweight|pre_quant_scale")
 
 
 def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
@@ -45,7 +42,7 @@ def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
     if checkpoint.format == "gguf":
         return Formats(dict.fromkeys(linear_names(config), UNQUANTIZED))
     declaration = read_declaration(checkpoint)
-    modules = _modules(read_headers(checkpoint))
+    modules = weight_modules(read_headers(checkpoint))
     in_target = target_modules(config)
     by_module: dict[str, WeightFormat | Problem] = {}
     notes: dict[str, str] = {}
@@ -53,14 +50,12 @@ def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
         for name in linear_names(config):
             by_module[name] = _declared_alone(name, declaration)
     for name, (stored, tensors) in modules.items():
-        plain_only = _NEVER_QUANTIZED.fullmatch(name) is not None
         found, note = _module(names_of(stored, name), tensors, declaration, strict=in_target(name))
-        if plain_only and not isinstance(found, Unquantized):
-            tensor = next(iter(tensors.values()))
-            by_module[name] = Problem(
-                f"{tensor.file}: tensor {tensor.name}: {name} is quantised, which is not supported"
-            )
-        elif not plain_only:
+        if not may_be_quantized(name):
+            if not isinstance(found, Unquantized):
+                tensor = next(iter(tensors.values()))
+                by_module[name] = Problem(f"{tensor.file}: tensor {tensor.name}: {name} cannot be quantised")
+        else:
             by_module[name] = found
             if note:
                 notes[name] = note
@@ -68,26 +63,6 @@ def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
         by_module["lm_head"] = UNQUANTIZED
     _require_alike(by_module)
     return Formats(by_module, notes, declaration.method if declaration else None)
-
-
-def _modules(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[str, dict[str, TensorHeader]]]:
-    """Mapped name -> (stored name, tensors by the last part of their names) of all that may be linear layers."""
-    nested = is_nested(headers)
-    modules: dict[str, tuple[str, dict[str, TensorHeader]]] = {}
-    for stored_tensor, header in headers.items():
-        stored, _, last = stored_tensor.rpartition(".")
-        if not _NAMED_BY_WEIGHTS.fullmatch(last) or last in (*BESIDE_A_WEIGHT, *BESIDE_THE_CACHE):
-            continue
-        mapped = (text_tensor_name(stored_tensor) if nested else None) or stored_tensor
-        modules.setdefault(mapped.rpartition(".")[0], (stored, {}))[1][last] = header
-    one_dimensional = [
-        name
-        for name, (_, tensors) in modules.items()
-        if set(tensors) == {"weight"} and len(tensors["weight"].shape) != 2
-    ]
-    for name in one_dimensional:
-        del modules[name]
-    return modules
 
 
 def _module(
