@@ -94,7 +94,7 @@ class SpeculativeSettings(BaseModel):
     load_format: Annotated[Literal["auto", "safetensors", "gguf", "dummy"] | None, BeforeValidator(_lower)] = None
     download_dir: Annotated[str | None, Field(min_length=1)] = None
     ignore_patterns: tuple[str, ...] | None = None
-    quantization: Annotated[str | None, BeforeValidator(_lower), Field(min_length=1)] = None
+    quantization: Annotated[str | None, Field(min_length=1), BeforeValidator(_lower)] = None
     tensor_parallel_size: Annotated[int | None, Field(ge=1)] = None
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     draft_sample_method: Annotated[Literal["greedy", "probabilistic"] | None, BeforeValidator(_lower)] = None
