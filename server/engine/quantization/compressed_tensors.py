@@ -51,6 +51,8 @@ def _group(name: str, group: Mapping[str, Any], where: str) -> Group:
 def _format(weights: Mapping[str, Any], where: str) -> WeightFormat | Refused:
     bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy")
     size = weights.get("group_size")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
     match (kind, bits, strategy):
         case ("float", 8, "tensor"):
             return Fp8("tensor", scale_dims=1)

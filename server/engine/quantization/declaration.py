@@ -60,4 +60,4 @@ class Declaration:
         for group in self.groups:
             if group.targets is None:
                 return Declared(group.format, f"{group.key} in {self.where}")
-        return Declared(UNQUANTIZED, f"{self.where}, where no group names it")
+        return Declared(UNQUANTIZED, f"{self.where}, in which no group names it,")

@@ -20,7 +20,7 @@ from server.engine.quantization.formats import Formats, Problem, not_alike
 from server.engine.quantization.metadata import read_declaration
 from server.engine.quantization.modules import may_be_quantized, weight_modules
 from server.engine.quantization.patterns import names_of
-from server.engine.quantization.storage import stored_format
+from server.engine.quantization.storage import PLAIN_DTYPES, stored_format
 
 _COMPUTED_TOGETHER = (
     re.compile(r"(.*\.)(?:q_proj|k_proj|v_proj)"),
@@ -71,27 +71,23 @@ def _module(
     """The verdict on one module, and a note where metadata is only incomplete."""
     declared, by = declaration.of(names) if declaration else (None, "")
     found = stored_format(tensors, None if isinstance(declared, Refused) else declared)
-    if isinstance(found, Problem) or declared is None:
-        if isinstance(found, Problem) or isinstance(found, Unquantized):
-            return found, None
-        return found, "quantised without any metadata"
-    tensor = tensors.get("weight") or tensors["weight_packed"]
     if isinstance(found, Unquantized):
-        return found, None if declared == UNQUANTIZED else "not quantised, though the metadata does not exclude them"
+        agree = declared is None or declared == UNQUANTIZED
+        return found, None if agree else "not quantised, though the metadata does not exclude them"
+    if declared is None:
+        return found, None if isinstance(found, Problem) else "quantised without any metadata"
+    tensor = tensors.get("weight") or tensors.get("weight_packed")
+    if tensor is None or tensor.dtype in PLAIN_DTYPES:
+        return found, None  # a problem of its own
+    stored = f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype}"
     if isinstance(declared, Refused):
-        return Problem(f"{tensor.file}: tensor {tensor.name}: {declared.reason} ({by})"), None
+        return Problem(f"{stored}, and {by} names it: {declared.reason}"), None
     if isinstance(declared, Unquantized):
-        return Problem(
-            f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype} ({found.label}), but {by} says that "
-            "it is not quantised"
-        ), None
-    if found.label == declared.label:
+        return Problem(f"{stored}, but {by} says that it is not quantised"), None
+    if isinstance(found, Problem) or found.label == declared.label:
         return found, None
     if strict:
-        return Problem(
-            f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype} ({found.label}), but {by} says "
-            f"{declared.label}"
-        ), None
+        return Problem(f"{stored} ({found.label}), but {by} says {declared.label}"), None
     return found, f"stored as {found.label}, though the metadata says {declared.label}"
 
 

@@ -99,17 +99,11 @@ def _fp8(
         said = declared if isinstance(declared, Fp8) else None
         block = said.block if said else BLOCK
         dims = len(scale.shape)
-        fitting = [
-            candidate
-            for candidate in (
-                Fp8("tensor", name, dims),
-                Fp8("channel", name, dims),
-                Fp8("block", name, dims, block),
-            )
-            if dims <= 4 and _fits(candidate, weight, scale)
-        ]
-        # Small weights fit several (one row, one block): there the metadata's word counts, if it has one.
-        fitting.sort(key=lambda candidate: said is not None and candidate.granularity != said.granularity)
+        # A small weight may fit several (it is one row, or one block): there the metadata's word counts if it has one,
+        # else that one scale in two dimensions is more often a block's than a tensor's.
+        candidates = [Fp8("block", name, dims, block), Fp8("channel", name, dims), Fp8("tensor", name, dims)]
+        candidates.sort(key=lambda candidate: said is not None and candidate.granularity != said.granularity)
+        fitting = [candidate for candidate in candidates if _fits(candidate, weight, scale)]
         if not fitting:
             return _problem(
                 scale,
