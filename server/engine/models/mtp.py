@@ -67,10 +67,10 @@ class MTPDraft(nn.Module):
 
     The layers share the first one's embedding and head, which are copies of the target's.
 
-    With several layers, every layer that a later step may run gets keys and values of this step's slots too, made from
-    the same hidden states. So each has a whole context, though not quite the one it was trained on: there layer 1 read
-    layer 0's output at the position before, which is another layer 0 run over the context when chunks or prefixes come
-    from elsewhere. Checkpoints with one layer, all that are published of these families, are exact.
+    With several layers, each step also gives its slots' keys and values to the layers that only later steps run, made
+    from the same hidden states: so every layer sees the whole context. It is not quite the context of the training,
+    where layer k read the outputs of layer k - 1, one position further; those of cached or earlier tokens are
+    not kept. With one layer, as all published checkpoints of these families have, there is no difference.
     """
 
     def __init__(self, config: MTPConfig, context: BuildContext, borrowed: Borrowed) -> None:
