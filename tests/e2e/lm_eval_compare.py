@@ -2,8 +2,8 @@
 
     python tests/e2e/lm_eval_compare.py FOLDER URL
 
-FOLDER holds the model for transformers, URL is that of a server with the same weights in fp32. Prints one JSON object:
-the largest difference of log-likelihoods, and whether both pick the same answers. Needs `pip install "lm_eval[api,hf]"`.
+FOLDER holds the model for transformers, URL is that of a server with the same weights in fp32. Prints one JSON object
+with the largest difference of log-likelihoods and how many picks are the same. Needs `pip install "lm_eval[api,hf]"`.
 """
 
 from __future__ import annotations
