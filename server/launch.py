@@ -27,6 +27,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from server.activity import ActivityLog
 from server.api.app import create_app
 from server.api.context import AppContext, ServingState
 from server.api.engine_client import EngineClient
@@ -37,7 +38,7 @@ from server.engine_process import ENGINE_COMMAND, EngineProcess, describe_exit
 from server.errors import UserError
 from server.link_folder import link_folder
 from server.listener import url_of
-from server.messages import EngineFailed
+from server.messages import EngineFailed, EngineReady, EngineStats
 from server.metrics.recorder import Metrics
 from server.served_model import DEFAULT_MODEL_NAME, default_name, served_model
 from server.startup import StartupDisplay
@@ -96,6 +97,7 @@ class _Server:
         self._model_name = settings.served_model_name or default_name(settings.model)
         self._display = StartupDisplay(console)
         self._metrics = Metrics(self._model_name, settings.metrics_names)
+        self._activity = ActivityLog(self._metrics.speculation.watchdog)
         self._state = ServingState()
         self._engine_ready = asyncio.Event()
         self._engine_failed: EngineFailed | None = None
@@ -103,9 +105,9 @@ class _Server:
         self._client = EngineClient(
             folder,
             on_progress=lambda progress: self._display.progress(progress.stage, progress.done, progress.total),
-            on_ready=lambda _: self._engine_ready.set(),
+            on_ready=self._on_ready,
             on_failed=self._on_failed,
-            on_stats=self._metrics.engine_stats,
+            on_stats=self._on_stats,
         )
         self._starting: asyncio.Task[EngineProcess] | None = None
         self._engine: EngineProcess | None = None
@@ -155,7 +157,6 @@ class _Server:
         await _first(engine.exit, ready)
         if engine.exit.done() or self._client.ready is None:
             raise UserError(await self._why_the_start_failed(engine.exit.result()))
-        self._metrics.engine_ready(self._client.ready)
         defaults = {k: v for k, v in asdict(model.defaults).items() if model.generation_config.get(k) is not None}
         keyed = bool(settings.api_key)
         self._display.ready(self._client.ready, self._url, self._model_name, defaults, keyed=keyed)
@@ -210,6 +211,15 @@ class _Server:
                 _log.error("the engine process died (%s)", describe_exit(exit_.result()))
             self._client.mark_dead("the engine process died")
             self._metrics.engine_lost()
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        self._metrics.engine_ready(ready)
+        self._activity.ready(ready.speculative)
+        self._engine_ready.set()
+
+    def _on_stats(self, stats: EngineStats) -> None:
+        self._metrics.engine_stats(stats)
+        self._activity.observe(stats, self._metrics.generated, time.monotonic())
 
     def _on_failed(self, failed: EngineFailed) -> None:
         self._engine_failed = failed

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from server.activity import SYNTHETIC
 from server.config import Settings
-from server.messages import EngineReady
+from server.messages import EngineReady, SpeculativeInfo
 
 _GIB = 2**30
 
@@ -73,7 +76,8 @@ class StartupDisplay:
         for title in ("role", "component", "requested", "resolved", "source", "why"):
             table.add_column(title)
         for row in ready.rows:
-            table.add_row(row.role, row.component, row.requested, row.resolved, row.source, row.why)
+            cells = (row.role, row.component, row.requested, row.resolved, row.source, row.why)
+            table.add_row(*map(Text, cells))
         self._console.print(table)
         tokens = sum(group.num_blocks * group.block_size for group in ready.kv_groups)
         for group in ready.kv_groups:
@@ -85,6 +89,8 @@ class StartupDisplay:
         )
         for model in ready.models:
             self._line(f"{model.role}: {model.architecture}, {model.parameters:,} parameters on {ready.device}")
+        if ready.speculative is not None:
+            self._speculation(ready.speculative)
         if defaults:
             shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
             self._line(f"sampling defaults from generation_config.json: {shown} (--generation-config none: without)")
@@ -92,6 +98,15 @@ class StartupDisplay:
         self._console.print(
             example_request(url, model_name, keyed=keyed), markup=False, highlight=False, soft_wrap=True
         )
+
+    def _speculation(self, info: SpeculativeInfo) -> None:
+        up_to = "up to " if info.adaptive else ""
+        self._line(
+            f"speculation: {info.method}, {up_to}{info.num_speculative_tokens} tokens a draft, "
+            f"{info.draft_sample_method} drafts"
+        )
+        if info.synthetic:
+            self._console.print(Panel(Text(SYNTHETIC, style="bold red"), border_style="red"))
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from server.api.choice import Delta
 from server.api.errors import ApiError, unavailable
 from server.api.generation import Generation, SequenceState
-from server.api.responses import MetricsBody, PromptTokensDetails, TimingsBody, Usage
+from server.api.responses import MetricsBody, PromptTokensDetails, SpeculativeDecodingBody, TimingsBody, Usage
 from server.api.schemas.sampling import DeliveryFields
 from server.api.streaming import DONE, EventEncoder, EventStream, error_event, on_disconnect
 
@@ -153,8 +153,24 @@ def _metrics(generation: Generation, delivery: DeliveryFields) -> MetricsBody | 
     if not delivery.metrics:
         return UNSET
     t = generation.timings
-    return MetricsBody(
-        TimingsBody(
-            t.queue_seconds, t.prefill_seconds, t.decode_seconds, t.time_to_first_token_seconds, t.total_seconds
-        )
+    timings = TimingsBody(
+        t.queue_seconds, t.prefill_seconds, t.decode_seconds, t.time_to_first_token_seconds, t.total_seconds
+    )
+    return MetricsBody(timings, _speculative_decoding(generation))
+
+
+def _speculative_decoding(generation: Generation) -> SpeculativeDecodingBody | None:
+    ready = generation.engine.ready
+    if ready is None or ready.speculative is None:
+        return None
+    drafts, k = generation.drafts, ready.speculative.num_speculative_tokens
+    steps = drafts.steps
+    return SpeculativeDecodingBody(
+        mean_acceptance_length=1 + drafts.accepted / steps if steps else None,
+        draft_acceptance_rate=drafts.accepted / drafts.drafted if steps else None,
+        acceptance_histogram=drafts.lengths + [0] * (k + 1 - len(drafts.lengths)),
+        num_spec_steps=steps,
+        num_accepted_draft_tokens=drafts.accepted,
+        num_draft_tokens=drafts.drafted,
+        num_spec_tokens=k,
     )

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from server.api.choice import Choice, Delta
+from server.api.draft_tally import DraftTally
 from server.api.engine_client import EngineClient, EngineUnavailableError
 from server.api.errors import unavailable
 from server.api.recorder import FinishedSequence, Recorder
@@ -79,6 +80,11 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens of all choices so far."""
         return sum(s.choice.completion_tokens for s in self.sequences)
+
+    @property
+    def drafts(self) -> DraftTally:
+        """What became of the drafts so far."""
+        return self._stream.drafts
 
     @property
     def timings(self) -> Timings:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from server.api.draft_tally import DraftTally
 from server.messages import RequestOutput
 
 
@@ -27,6 +28,8 @@ class RequestStream:
         self._closed = False
         self.received = time.monotonic()
         """When the newest output came in."""
+        self.drafts = DraftTally()
+        """Of all sequences; outputs are counted here, before steps are merged."""
 
     @property
     def closed(self) -> bool:
@@ -40,6 +43,7 @@ class RequestStream:
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
             self._release([output.request_id], False)
+        self.drafts.add(output)
         earlier = self._pending.get(output.request_id)
         self._pending[output.request_id] = output if earlier is None else _merge(earlier, output)
         self.received = now
@@ -101,4 +105,6 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         error=later.error,
         cached_tokens=earlier.cached_tokens or later.cached_tokens,
         first_scheduled=earlier.first_scheduled or later.first_scheduled,
+        drafted=earlier.drafted + later.drafted,
+        accepted=earlier.accepted + later.accepted,
     )

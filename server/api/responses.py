@@ -32,10 +32,28 @@ class TimingsBody(Struct, frozen=True):
     total_seconds: float
 
 
+class SpeculativeDecodingBody(Struct, frozen=True):
+    """What became of the drafts of a request, over all its choices."""
+
+    mean_acceptance_length: float | None
+    """Tokens that a step with a draft made, the target's own among them; null without such a step."""
+    draft_acceptance_rate: float | None
+    """Accepted per drafted token; null when none was drafted."""
+    acceptance_histogram: list[int]
+    """Steps with a draft, by the number of its tokens that were accepted, 0 to k."""
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    """k, the longest draft that the server makes."""
+
+
 class MetricsBody(Struct, frozen=True):
     """What `metrics: true` adds."""
 
     timings: TimingsBody
+    speculative_decoding: SpeculativeDecodingBody | None
+    """null where the server does not speculate."""
 
 
 class PromptLogprob(Struct, frozen=True):

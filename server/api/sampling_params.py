@@ -80,6 +80,7 @@ def build_sampling_params(
         stop_token_ids=tuple(dict.fromkeys((*eos, *fields.stop_token_ids))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        draft=fields.speculative_decoding,
     )
 
 

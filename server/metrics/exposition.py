@@ -7,7 +7,7 @@ Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and https:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from server.metrics.instruments import Family, Instrument
@@ -54,7 +54,7 @@ class _Shown:
         self._name = name
         self._constant = constant
         self._labels = [renamed.get(label, label) for label in metric.labels]
-        self._starts: dict[tuple[str, ...], list[str]] = {}
+        self._starts: dict[tuple[str, ...], tuple[Instrument, list[str]]] = {}
         self._headers = {
             False: _header(metric, name),
             True: _header(metric, name.removesuffix("_total") if metric.kind == "counter" else name),
@@ -64,19 +64,20 @@ class _Shown:
         """Append the family's lines."""
         lines += self._headers[openmetrics]
         for values, instrument in self._family.items():
-            starts = self._starts.get(values)
-            if starts is None:
-                starts = self._starts[values] = self._make_starts(values)
+            known, starts = self._starts.get(values, (None, []))
+            if known is not instrument:
+                starts = self._make_starts(values, instrument.buckets)
+                self._starts[values] = instrument, starts
             lines += [start + repr(float(value)) for start, value in zip(starts, instrument.values(), strict=True)]
 
-    def _make_starts(self, values: tuple[str, ...]) -> list[str]:
+    def _make_starts(self, values: tuple[str, ...], bounds: Sequence[float]) -> list[str]:
         """What stands before the number in each series of one set of label values."""
         labels = {**self._constant, **dict(zip(self._labels, values, strict=True))}
         metric = self._family.metric
         if metric.kind != "histogram":
             return [_series(self._name, labels)]
-        bounds = [repr(float(bound)) for bound in metric.buckets] + ["+Inf"]
-        buckets = [_series(self._name + "_bucket", {**labels, "le": bound}) for bound in bounds]
+        texts = [repr(float(bound)) for bound in bounds] + ["+Inf"]
+        buckets = [_series(self._name + "_bucket", {**labels, "le": text}) for text in texts]
         return [*buckets, _series(self._name + "_count", labels), _series(self._name + "_sum", labels)]
 
 

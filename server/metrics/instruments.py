@@ -5,13 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from server.metrics.names import Metric
 
 
 class Instrument(Protocol):
     """The numbers behind one set of label values."""
+
+    @property
+    def buckets(self) -> Sequence[float]:
+        """Upper bounds of a histogram."""
 
     def values(self) -> Sequence[float]:
         """In the order of the series that the family shows for it."""
@@ -21,6 +25,7 @@ class Number:
     """A counter or a gauge."""
 
     __slots__ = ("_value",)
+    buckets: ClassVar[Sequence[float]] = ()
 
     def __init__(self) -> None:
         self._value = 0.0
@@ -41,16 +46,21 @@ class Number:
 class Distribution:
     """A histogram with upper bounds `buckets`, ascending; one more bucket takes what is above them."""
 
-    __slots__ = ("_buckets", "_counts", "_sum")
+    __slots__ = ("_counts", "_sum", "buckets")
 
     def __init__(self, buckets: Sequence[float]) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
 
+    def set(self, counts: Sequence[int], total: float) -> None:
+        """Show samples that are counted elsewhere: how many lie in each bucket, none above the last, and their sum."""
+        self._counts = [*counts, 0]
+        self._sum = total
+
     def observe(self, value: float, times: int = 1) -> None:
         """Take in `times` samples of `value`. A bucket holds values up to and including its bound."""
-        self._counts[bisect_left(self._buckets, value)] += times
+        self._counts[bisect_left(self.buckets, value)] += times
         self._sum += value * times
 
     def values(self) -> Sequence[float]:
@@ -84,6 +94,11 @@ class Family(Generic[T_co]):
                 raise ValueError(f"{self.metric.name} has the labels {self.metric.labels}, not {values}")
             child = self._children[values] = self._make()
         return child
+
+    def replace(self, make: Callable[[], T_co]) -> None:
+        """Begin anew with other instruments, for the label values that exist."""
+        self._make = make
+        self._children = {values: make() for values in self._children}
 
 
 def numbers(metric: Metric) -> Family[Number]:

@@ -21,6 +21,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 REJECTIONS = ("queue_full", "loading", "draining", "engine_dead", "invalid", "unauthorized")
 PHASES = ("schedule", "target", "draft", "verify")
+WATCHDOGS = ("near_zero", "collapsed")
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,66 @@ STEP_SECONDS_BY_PHASE = Metric(
     ("phase",),
     _each(PHASES),
     buckets=STEP_SECONDS,
+)
+
+# Position 0 and the bucket of 0 are there even when the server does not speculate; the engine says how many follow.
+SPEC_DRAFTS = Metric(
+    "outrider_spec_decode_drafts_total",
+    "counter",
+    "Drafts of at least one token that the target verified.",
+    twin="vllm:spec_decode_num_drafts_total",
+)
+SPEC_DRAFT_TOKENS = Metric(
+    "outrider_spec_decode_draft_tokens_total",
+    "counter",
+    "Tokens that were really drafted and verified; none beyond the end of a request.",
+    twin="vllm:spec_decode_num_draft_tokens_total",
+)
+SPEC_ACCEPTED_TOKENS = Metric(
+    "outrider_spec_decode_accepted_tokens_total",
+    "counter",
+    "Drafted tokens that the target confirmed; the token that it adds itself is not counted.",
+    twin="vllm:spec_decode_num_accepted_tokens_total",
+)
+SPEC_DRAFT_TOKENS_PER_POSITION = Metric(
+    "outrider_spec_decode_draft_tokens_per_position_total",
+    "counter",
+    "Tokens drafted and verified, by their position in the draft from 0.",
+    ("position",),
+    (("0",),),
+    twin="vllm:spec_decode_num_draft_tokens_per_pos_total",
+)
+SPEC_ACCEPTED_TOKENS_PER_POSITION = Metric(
+    "outrider_spec_decode_accepted_tokens_per_position_total",
+    "counter",
+    "Drafted tokens that the target confirmed, by their position in the draft from 0.",
+    ("position",),
+    (("0",),),
+    twin="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+)
+SPEC_ACCEPTED_LENGTH = Metric(
+    "outrider_spec_decode_accepted_length",
+    "histogram",
+    "Tokens confirmed per draft, 0 to k.",
+    buckets=(0,),
+)
+SPEC_WATCHDOG = Metric(
+    "outrider_spec_decode_watchdog",
+    "gauge",
+    "1 while drafts fare so badly that something may be wrong with them: near_zero, hardly any token is accepted; "
+    "collapsed, first tokens are and later ones are not.",
+    ("kind",),
+    _each(WATCHDOGS),
+)
+SPEC_SYNTHETIC = Metric(
+    "outrider_spec_decode_synthetic", "gauge", "1 when drafts are accepted by lot: the text is worth nothing."
+)
+SPEC_INFO = Metric(
+    "outrider_spec_decode_info",
+    "gauge",
+    "1; how the server drafts.",
+    ("method", "num_speculative_tokens", "adaptive", "draft_sample_method", "rejection_sample_method"),
+    (),
 )
 
 BACKEND_INFO = Metric(

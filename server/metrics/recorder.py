@@ -11,6 +11,7 @@ from server.messages import EngineReady, EngineStats, FinishReason
 from server.metrics import names
 from server.metrics.exposition import Exposition, Names
 from server.metrics.instruments import distributions, numbers
+from server.metrics.speculation import SpeculationMetrics
 
 RejectionReason = Literal["queue_full", "loading", "draining", "engine_dead", "invalid", "unauthorized"]
 
@@ -82,6 +83,9 @@ class Metrics:
         self._kv_groups = numbers(names.KV_GROUP_INFO)
         self._cache_config = numbers(names.CACHE_CONFIG_INFO)
         self._models = numbers(names.MODEL_INFO)
+        self.generated = 0
+        """Tokens delivered to clients since the start."""
+        self.speculation = SpeculationMetrics()
         self._exposition = Exposition(
             model_name,
             shown,
@@ -108,6 +112,7 @@ class Metrics:
                 self._request_prompt,
                 self._request_generation,
                 self._steps,
+                *self.speculation.families,
                 self._backends,
                 self._kv_groups,
                 self._cache_config,
@@ -126,6 +131,7 @@ class Metrics:
     def generation_tokens(self, count: int) -> None:
         """Count tokens delivered to a client."""
         self._generation_tokens.of().add(count)
+        self.generated += count
 
     def time_to_first_token(self, seconds: float) -> None:
         """Note how long one sequence's first token took."""
@@ -174,6 +180,8 @@ class Metrics:
             self._cache_config.of("0", str(group.block_size), str(group.num_blocks)).set(1)
         for model in ready.models:
             self._models.of(model.role, model.architecture, str(model.parameters), model.path_hash, model.method).set(1)
+        if ready.speculative is not None:
+            self.speculation.ready(ready.speculative)
 
     def engine_stats(self, stats: EngineStats) -> None:
         """Take over a snapshot of the engine, whose counters are totals."""
@@ -186,6 +194,7 @@ class Metrics:
         for phase, durations in stats.phase_seconds.items():
             for seconds in durations:
                 self._steps.of(phase).observe(seconds)
+        self.speculation.counts(stats.drafts)
 
     def engine_lost(self) -> None:
         """The engine is dead: nothing runs or waits any more."""

@@ -50,11 +50,16 @@ def logprobs_of(token_id: int, top: int) -> TokenLogprobs:
 
 @dataclass
 class FakeEngine:
-    """Gives each request the tokens of `script(request)`, `burst` tokens a step, round robin."""
+    """Gives each request the tokens of `script(request)`, `burst` tokens a step, round robin.
+
+    With `k` every step but a request's first verifies a draft of k tokens, of which all but the last of the step's are
+    accepted; a request that wants no drafts gets one token a step.
+    """
 
     link: Path
     script: Callable[[EngineRequest], Sequence[int]]
     burst: int = 1
+    k: int = 0
     step_seconds: float = 0.0
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[list[int]] = field(default_factory=list)
@@ -121,7 +126,9 @@ class FakeEngine:
         params = request.params
         ids: list[int] = []
         finish, stop_id = None, None
-        while len(ids) < self.burst and finish is None:
+        drafts = self.k > 0 and params.draft and done > 0
+        burst = self.burst if drafts or not self.k else 1
+        while len(ids) < burst and finish is None:
             position = done + len(ids)
             if position >= params.max_tokens:
                 finish = "length"
@@ -149,4 +156,6 @@ class FakeEngine:
             stop_token_id=stop_id,
             cached_tokens=self.cached_tokens if first else 0,
             first_scheduled=request.arrived + 0.0001 if first else 0.0,
+            drafted=(self.k if finish is None else len(ids) - 1) if drafts else 0,
+            accepted=len(ids) - 1 if drafts else 0,
         )

@@ -45,6 +45,14 @@ class SamplingFields(BaseModel):
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    speculative_decoding: Annotated[
+        bool,
+        Field(
+            description="false: this request is decoded without drafts, for comparison. The answer follows the same "
+            "distribution, and is the same text when greedy. true: drafts where the server was started with "
+            "--speculative-config; elsewhere it changes nothing."
+        ),
+    ] = True
 
 
 class StreamOptions(BaseModel):
