@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -132,7 +132,9 @@ def run(backend: Backend, case: Case, *, unused: float) -> Tensor:
     expected_keys, expected_values = ([tensor.clone() for tensor in cache] for cache in (keys, values))
     _flat(expected_keys[LAYER])[case.step.slot_mapping] = case.k.to(keys[LAYER].dtype)
     _flat(expected_values[LAYER])[case.step.slot_mapping] = case.v.to(values[LAYER].dtype)
-    with memory_full_of_nan(case.q.device):
+    # On CUDA it would make torch's products refuse to run; the reference is not what is tested there.
+    poisoned = case.q.device.type == "cpu" or isinstance(backend, TritonAttention)
+    with memory_full_of_nan(case.q.device) if poisoned else nullcontext():
         out = backend.forward(case.q, case.k, case.v, LAYER, backend.plan(case.step))
     for layer in range(LAYERS):
         torch.testing.assert_close(keys[layer], expected_keys[layer], atol=0, rtol=0, equal_nan=True)
@@ -159,8 +161,6 @@ def memory_full_of_nan(device: torch.device) -> Iterator[None]:
 
 
 def _cache(backend: Backend) -> tuple[list[Tensor], list[Tensor]]:
-    if isinstance(backend, TorchAttention):
-        return backend.keys, backend.values
     assert backend.cache is not None
     return backend.cache.keys, backend.cache.values
 

@@ -1,1 +1,1 @@
-"""Attention backends: `torch` is the exact reference."""
+"""Attention backends: `torch` is the exact reference and the CPU's, `triton` is CUDA's."""
