@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, Unsupported
+from server.engine.attention.paged_cache import PagedCache, page_bytes
+
+_SHORT = 17
+"""Rows of so many new tokens at most, a decode or the longest draft's verification, are computed together."""
 
 
 @dataclass(frozen=True)
-class _Prefill:
-    """A row with several query tokens."""
+class _Long:
+    """A row with many query tokens, computed by itself."""
 
     start: int
     end: int
@@ -24,18 +26,21 @@ class _Prefill:
     """int64 [P] pages holding the row; None when the row has no context and reads its own k and v."""
     length: int
     mask: Tensor | None
+    """[Q, length] in the query's dtype; None when the row has no context."""
 
 
 @dataclass(frozen=True)
-class _Decodes:
-    """Rows with one query token each, padded to the longest."""
+class _Short:
+    """Rows with q query tokens each and similar length, padded to the longest."""
 
-    rows: Tensor | None
-    """int64 [B], their token indices; None when these are all the step's tokens in order."""
+    tokens: Tensor | None
+    """int64 [B * q], their token indices; None when these are all the step's tokens in order."""
+    count: int
+    """q."""
     pages: Tensor
     """int64 [B, P]."""
-    mask: Tensor | None
-    """bool [B, 1, 1, P * page_size]; None when every row fills its last page."""
+    mask: Tensor
+    """[B, 1, groups * q or 1, P * page_size] in the query's dtype."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class TorchPlan:
     """The step, cut into rows that one product can take."""
 
     slots: Tensor
-    prefills: list[_Prefill]
-    decodes: list[_Decodes]
+    longs: list[_Long]
+    shorts: list[_Short]
 
 
 class TorchAttention:
@@ -66,109 +71,119 @@ class TorchAttention:
     def __init__(self, need: AttentionNeed, num_layers: int) -> None:
         self.need = need
         self.num_layers = num_layers
-        self.page_size = 0
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self._groups = need.num_heads // need.num_kv_heads
+        self.cache: PagedCache | None = None
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers, keys and values."""
-        need = self.need
-        return 2 * self.num_layers * page_size * need.num_kv_heads * need.head_dim * need.kv_dtype.itemsize
+        return page_bytes(self.need, self.num_layers, page_size)
 
     def allocate(self, num_pages: int, page_size: int) -> None:
-        """Two tensors a layer, [num_pages, page_size, num_kv_heads, head_dim]; zeros: padding is read, masked."""
-        need = self.need
-        shape = (num_pages, page_size, need.num_kv_heads, need.head_dim)
-        self.page_size = page_size
-        self.keys = [_zeros(shape, need) for _ in range(self.num_layers)]
-        self.values = [_zeros(shape, need) for _ in range(self.num_layers)]
+        """Make the cache, of zeros: padding is read, masked."""
+        self.cache = PagedCache(self.need, self.num_layers, num_pages, page_size)
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole pages in all layers; see `AttentionBackend.copy_pages`."""
-        for cache in (*self.keys, *self.values):
-            cache.index_copy_(0, targets, cache.index_select(0, sources))
+        if self.cache is not None:
+            self.cache.copy_pages(sources, targets)
 
     def plan(self, step: StepMetadata) -> TorchPlan:
-        """Sort the rows into single-token ones, batched, and longer ones, each by itself."""
+        """Sort the rows into short ones, batched with their like, and longer ones, each by itself."""
         starts, lens = step.query_start, step.seq_lens
-        prefills: list[_Prefill] = []
-        singles: list[int] = []
+        longs: list[_Long] = []
+        shorts: dict[tuple[int, int], list[int]] = {}
         for r, length in enumerate(lens):
-            start, end = starts[r], starts[r + 1]
-            new = end - start
-            if new == 1 and length > 1:
-                singles.append(r)
-                continue
-            pages = None if new == length else step.block_tables[r, : -(-length // self.page_size)]
-            mask = None
-            if pages is not None:
-                device = step.block_tables.device
-                # Query i stands at position length - new + i and sees all keys up to itself.
-                mask = torch.ones(new, length, dtype=torch.bool, device=device).tril_(length - new)
-            prefills.append(_Prefill(start, end, pages, length, mask))
-        return TorchPlan(step.slot_mapping, prefills, self._decodes(step, singles))
+            new = starts[r + 1] - starts[r]
+            if new == length or new > _SHORT:
+                longs.append(self._long(step, r, new, length))
+            else:
+                # Of similar length, so that padding at most doubles what is read.
+                shorts.setdefault((new, self._num_pages(length).bit_length()), []).append(r)
+        return TorchPlan(step.slot_mapping, longs, [self._short(step, new, rows) for (new, _), rows in shorts.items()])
 
-    def _decodes(self, step: StepMetadata, rows: list[int]) -> list[_Decodes]:
-        """Rows of similar length together, so that padding at most doubles what is read."""
-        buckets: dict[int, list[int]] = {}
-        for r in rows:
-            pages = -(-step.seq_lens[r] // self.page_size)
-            buckets.setdefault(pages.bit_length(), []).append(r)
-        return [self._bucket(step, bucket) for bucket in buckets.values()]
+    def _num_pages(self, length: int) -> int:
+        assert self.cache is not None
+        return -(-length // self.cache.page_size)
 
-    def _bucket(self, step: StepMetadata, rows: list[int]) -> _Decodes:
+    def _long(self, step: StepMetadata, row: int, new: int, length: int) -> _Long:
+        start, end = step.query_start[row], step.query_start[row + 1]
+        if new == length:
+            return _Long(start, end, None, length, None)
         device = step.block_tables.device
-        lens = [step.seq_lens[r] for r in rows]
-        num_pages = -(-max(lens) // self.page_size)
-        everything = len(rows) == len(step.seq_lens) == step.query_start[-1]
+        # Query i stands at position length - new + i and sees all keys up to itself.
+        seen = torch.ones(new, length, dtype=torch.bool, device=device).tril_(length - new)
+        return _Long(start, end, step.block_tables[row, : self._num_pages(length)], length, self._additive(seen))
+
+    def _short(self, step: StepMetadata, new: int, rows: list[int]) -> _Short:
+        assert self.cache is not None
+        device = step.block_tables.device
+        lens = torch.tensor([step.seq_lens[r] for r in rows], device=device)
+        num_pages = self._num_pages(max(step.seq_lens[r] for r in rows))
+        everything = len(rows) == len(step.seq_lens)
         tables = step.block_tables if everything else step.block_tables[torch.tensor(rows, device=device)]
-        width = num_pages * self.page_size
-        mask = None
-        if min(lens) < width:
-            mask = (torch.arange(width, device=device) < torch.tensor(lens, device=device)[:, None])[:, None, None, :]
-        tokens = None if everything else torch.tensor([step.query_start[r] for r in rows], device=device)
-        return _Decodes(tokens, tables[:, :num_pages], mask)
+        keys = torch.arange(num_pages * self.cache.page_size, device=device)
+        # Query i of a row stands at position length - new + i and sees all keys up to itself.
+        last = lens[:, None] - new + torch.arange(new, device=device)
+        mask = self._additive(keys <= last[:, :, None])[:, None]
+        if new > 1:
+            mask = mask.repeat(1, 1, self._groups, 1)
+        tokens = None
+        if not everything:
+            first = torch.tensor([step.query_start[r] for r in rows], device=device)
+            tokens = (first[:, None] + torch.arange(new, device=device)).flatten()
+        return _Short(tokens, new, tables[:, :num_pages], mask)
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        """Made once a step: a bool mask would be converted in every layer."""
+        return torch.zeros(seen.shape, dtype=self.need.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, plan: TorchPlan) -> Tensor:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
-        if self.keys:
+        if self.cache is not None:
             shape = (-1, self.need.num_kv_heads, self.need.head_dim)
-            self.keys[layer_id].view(shape).index_copy_(0, plan.slots, k.to(self.need.kv_dtype))
-            self.values[layer_id].view(shape).index_copy_(0, plan.slots, v.to(self.need.kv_dtype))
+            self.cache.keys[layer_id].view(shape).index_copy_(0, plan.slots, k.to(self.need.kv_dtype))
+            self.cache.values[layer_id].view(shape).index_copy_(0, plan.slots, v.to(self.need.kv_dtype))
+        if not plan.longs and len(plan.shorts) == 1 and plan.shorts[0].tokens is None:
+            return self._attend_short(q, plan.shorts[0], layer_id).flatten(1)
         out = torch.empty_like(q)
-        for rows in plan.decodes:
-            self._decode(q, rows, layer_id, out)
-        for row in plan.prefills:
-            self._prefill(q, k, v, row, layer_id, out)
+        for rows in plan.shorts:
+            if rows.tokens is None:
+                out.copy_(self._attend_short(q, rows, layer_id))
+            else:
+                out[rows.tokens] = self._attend_short(q[rows.tokens], rows, layer_id)
+        for row in plan.longs:
+            out[row.start : row.end] = self._attend_long(q, k, v, row, layer_id)
         return out.flatten(1)
 
-    def _gather(self, cache: Tensor, pages: Tensor) -> Tensor:
+    def _gather(self, cache: list[Tensor], pages: Tensor, layer_id: int) -> Tensor:
         """Pages [..., P] of one layer, as [..., P * page_size, num_kv_heads, head_dim] in the query's dtype."""
-        got = cache.index_select(0, pages.flatten()).to(self.need.dtype)
-        return got.view(*pages.shape[:-1], pages.shape[-1] * self.page_size, *cache.shape[2:])
+        layer = cache[layer_id]
+        got = layer.index_select(0, pages.flatten()).to(self.need.dtype)
+        return got.view(*pages.shape[:-1], pages.shape[-1] * layer.shape[1], *layer.shape[2:])
 
-    def _decode(self, q: Tensor, rows: _Decodes, layer_id: int, out: Tensor) -> None:
-        query = q if rows.rows is None else q[rows.rows]
-        batch, heads, head_dim = query.shape
-        kv_heads = self.need.num_kv_heads
+    def _attend_short(self, q: Tensor, rows: _Short, layer_id: int) -> Tensor:
+        """[B * q, num_heads, head_dim] -> the same."""
+        assert self.cache is not None
+        batch, kv_heads, head_dim = len(rows.pages), self.need.num_kv_heads, self.need.head_dim
         # The query heads of one KV head stand where several queries would: the products are shared without copies.
+        query = q.view(batch, rows.count, kv_heads, self._groups, head_dim).permute(0, 2, 3, 1, 4)
         got = F.scaled_dot_product_attention(
-            query.view(batch, kv_heads, heads // kv_heads, head_dim),
-            self._gather(self.keys[layer_id], rows.pages).transpose(1, 2),
-            self._gather(self.values[layer_id], rows.pages).transpose(1, 2),
+            query.reshape(batch, kv_heads, self._groups * rows.count, head_dim),
+            self._gather(self.cache.keys, rows.pages, layer_id).transpose(1, 2),
+            self._gather(self.cache.values, rows.pages, layer_id).transpose(1, 2),
             attn_mask=rows.mask,
-        ).reshape(batch, heads, head_dim)
-        if rows.rows is None:
-            out.copy_(got)
-        else:
-            out[rows.rows] = got
+        )
+        spread = got.view(batch, kv_heads, self._groups, rows.count, head_dim).permute(0, 3, 1, 2, 4)
+        return spread.reshape(q.shape)
 
-    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, row: _Prefill, layer_id: int, out: Tensor) -> None:
+    def _attend_long(self, q: Tensor, k: Tensor, v: Tensor, row: _Long, layer_id: int) -> Tensor:
+        """The row's [Q, num_heads, head_dim]."""
         if row.pages is None:
             keys, values = k[row.start : row.end], v[row.start : row.end]
         else:
-            keys = self._gather(self.keys[layer_id], row.pages)[: row.length]
-            values = self._gather(self.values[layer_id], row.pages)[: row.length]
+            assert self.cache is not None
+            keys = self._gather(self.cache.keys, row.pages, layer_id)[: row.length]
+            values = self._gather(self.cache.values, row.pages, layer_id)[: row.length]
         got = F.scaled_dot_product_attention(
             q[row.start : row.end].transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
@@ -177,13 +192,4 @@ class TorchAttention:
             is_causal=row.mask is None,
             enable_gqa=True,
         )
-        out[row.start : row.end] = got[0].transpose(0, 1)
-
-
-def _zeros(shape: tuple[int, ...], need: AttentionNeed) -> Tensor:
-    if need.device.type != "cpu":
-        return torch.zeros(shape, dtype=need.kv_dtype, device=need.device)
-    # numpy asks the system for zeroed pages, which cost nothing until they are written; torch writes them all.
-    return (
-        torch.from_numpy(np.zeros(math.prod(shape) * need.kv_dtype.itemsize, np.uint8)).view(need.kv_dtype).view(shape)
-    )
+        return got[0].transpose(0, 1)
