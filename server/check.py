@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from server.config import Settings
+from server.resolved_table import COLUMNS, kv_group_line, resolved_table
 
 if TYPE_CHECKING:
     from server.engine.check import CheckReport
 
-_COLUMNS = ("role", "component", "requested", "resolved", "source", "why")
 _PIPE_WIDTH = 200
 """Of the table where there is no terminal to fit it into."""
 
@@ -41,7 +39,7 @@ def report_json(report: CheckReport) -> dict[str, Any]:
         "ok": report.ok,
         "rows": [
             {
-                **{column: getattr(row, column) for column in _COLUMNS},
+                **{column: getattr(row, column) for column in COLUMNS},
                 "rejected": [{"name": name, "reason": reason} for name, reason in row.rejected],
             }
             for row in report.rows
@@ -54,21 +52,12 @@ def report_json(report: CheckReport) -> dict[str, Any]:
 def show(report: CheckReport, console: Console) -> None:
     """The table of rows, what could not serve, the KV groups, and the verdict."""
     if report.rows:
-        table = Table(box=None, pad_edge=False)
-        for title in _COLUMNS:
-            table.add_column(title, overflow="fold")
-        for row in report.rows:
-            table.add_row(*(Text(getattr(row, column)) for column in _COLUMNS))
-        console.print(table)
+        console.print(resolved_table(report.rows))
     for row in report.rows:
         for name, reason in row.rejected:
             _line(console, f"not for the {row.role}'s {row.component}: {name}: {reason}")
     for group in report.kv_groups:
-        _line(
-            console,
-            f"KV group {group.group}: {group.layers} layers, blocks of {group.block_size} tokens, kernel pages of "
-            f"{group.kernel_page_size}",
-        )
+        _line(console, kv_group_line(group))
     for error in report.errors:
         _line(console, f"error: {error}")
     _line(console, "can be served" if report.ok else "cannot be served")

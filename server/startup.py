@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from server.activity import SYNTHETIC
 from server.config import Settings
 from server.messages import EngineReady, SpeculativeInfo
+from server.resolved_table import kv_group_line, resolved_table
 
 _GIB = 2**30
 
@@ -72,18 +72,10 @@ class StartupDisplay:
     def ready(self, ready: EngineReady, url: str, model_name: str, defaults: Mapping[str, Any], *, keyed: bool) -> None:
         """Show what the engine built, and how to call it."""
         self.stop()
-        table = Table(box=None, pad_edge=False)
-        for title in ("role", "component", "requested", "resolved", "source", "why"):
-            table.add_column(title)
-        for row in ready.rows:
-            cells = (row.role, row.component, row.requested, row.resolved, row.source, row.why)
-            table.add_row(*map(Text, cells))
-        self._console.print(table)
+        self._console.print(resolved_table(ready.rows))
         tokens = sum(group.num_blocks * group.block_size for group in ready.kv_groups)
         for group in ready.kv_groups:
-            self._line(
-                f"KV group {group.group}: {group.layers} layers, {group.num_blocks} blocks of {group.block_size} tokens"
-            )
+            self._line(kv_group_line(group))
         self._line(
             f"KV cache: {tokens} tokens, {ready.kv_bytes / _GIB:.2f} GiB; longest sequence {ready.max_model_len} tokens"
         )

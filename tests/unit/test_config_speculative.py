@@ -14,13 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import config
+from server import spec
 from server.config import Settings
 from server.config_draft_keys import DRAFT_KEYS
 from server.config_faults import UsageError
 from server.flags import check_parser, config_yaml, parse_check, parse_serve, serve_parser
 from server.spec.settings import BatchSizeRule, SpeculativeSettings
 
+ROOT = Path(__file__).parents[2]
 KEYS = list(SpeculativeSettings.model_fields)
 VALUES: dict[str, Any] = {
     "method": "eagle3",
@@ -353,14 +354,25 @@ def test_help_tells_each_keys_states() -> None:
             assert f"unset: {key.unset}" in words and f"named: {key.named}." in words
 
 
-UNUSED = frozenset(KEYS)
-"""Keys that nothing uses yet."""
+def test_the_documentation_has_a_row_for_each_key() -> None:
+    text = (ROOT / "docs" / "speculation.md").read_text(encoding="utf-8")
+    section = text.split("\n## The draft's settings\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == KEYS
+
+
+def test_the_examples_of_the_documentation_are_right() -> None:
+    text = (ROOT / "docs" / "speculation.md").read_text(encoding="utf-8")
+    methods = [
+        resolved("--speculative-config", block).speculative for block in re.findall(r"-config '(\{.*?\})'", text)
+    ]
+    assert [draft.method for draft in methods if draft][:4] == ["ngram", "draft_model", "eagle3", "mtp"]
+
+
 READ_AS = {"prompt_lookup_min": "lookup_min", "prompt_lookup_max": "lookup_max"}
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_no_draft_setting_is_accepted_and_ignored(key: str) -> None:
-    root = Path(config.__file__).parent
-    used = re.compile(rf"(speculative|draft|settings|wanted|asked|own)\.{READ_AS.get(key, key)}\b")
-    files = [f for room in ("spec", "engine") for f in (root / room).rglob("*.py") if f.name != "settings.py"]
+    files = [file for file in Path(spec.__file__).parent.glob("*.py") if file.name != "settings.py"]
+    used = re.compile(rf"settings\.{READ_AS.get(key, key)}\b")
     assert any(used.search(file.read_text(encoding="utf-8")) for file in files)

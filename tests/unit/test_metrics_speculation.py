@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.activity import ActivityLog
 from server.messages import DraftCounts, EngineReady, EngineStats, RequestOutput, SpeculativeInfo
+from server.metrics import names
 from server.metrics.recorder import Metrics
 from server.spec.counts import AcceptanceCounter
 
@@ -60,6 +62,14 @@ COUNTERS = {
 }
 
 
+def test_the_documentation_has_a_row_for_each_metric() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "speculation.md").read_text(encoding="utf-8")
+    for metric in vars(names).values():
+        if isinstance(metric, names.Metric) and metric.name.startswith(SPEC):
+            row = next(line for line in text.splitlines() if line.startswith(f"| `{metric.name}"))
+            assert metric.twin is None or f"`{metric.twin.removeprefix('vllm:')}`" in row
+
+
 def test_position_0_is_there_at_0_when_the_server_does_not_speculate() -> None:
     metrics = Metrics("m", "both")
     metrics.engine_ready(ready(None))
@@ -100,8 +110,8 @@ def test_nobody_mistakes_synthetic_acceptance() -> None:
     metrics.engine_ready(ready(info(3, synthetic=True)))
     shown = series(metrics)
     assert one(shown, SPEC + "synthetic") == 1
-    names = {dict(labels).get("rejection_sample_method") for name, labels in shown if name == SPEC + "info"}
-    assert names == {"synthetic"}
+    methods = {dict(labels).get("rejection_sample_method") for name, labels in shown if name == SPEC + "info"}
+    assert methods == {"synthetic"}
 
 
 drafts = st.integers(1, 6).flatmap(

@@ -18,9 +18,9 @@ ROWS = [
 ]
 
 
-def shown(speculative: SpeculativeInfo | None) -> str:
+def shown(speculative: SpeculativeInfo | None, width: int = 150) -> str:
     out = io.StringIO()
-    display = StartupDisplay(Console(file=out, width=150))
+    display = StartupDisplay(Console(file=out, width=width))
     ready = EngineReady(
         ROWS,
         [KVGroup(0, 128, 64, 10, 31)],
@@ -44,7 +44,12 @@ def test_both_roles_are_shown_with_the_drafts() -> None:
     assert "the [preferred] one" in text
     assert "speculation: mtp, up to 3 tokens a draft, greedy drafts" in text
     assert "draft: B, 3 parameters" in text and "SYNTHETIC" not in text
+    assert "KV group 0: 31 layers, 10 blocks of 128 tokens, kernel pages of 64" in text
     assert "speculation" not in shown(None)
+
+
+def test_a_narrow_table_loses_nothing() -> None:
+    assert "…" not in shown(None, width=50)
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
