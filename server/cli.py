@@ -1,4 +1,4 @@
-"""The command line: `outrider serve`, `outrider check`, `outrider bench http`, `outrider --version`."""
+"""The command line: `outrider serve`, `check`, `bench http`, `bench decode`, `--version`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ usage: outrider COMMAND [flags]
   outrider serve [MODEL]   serve a model over the OpenAI API
   outrider check [MODEL]   show what serve would build, without loading weights
   outrider bench http      send load to an OpenAI server and measure it
+  outrider bench decode    time an engine's decoding in this process, without HTTP
   outrider --version       print the version
 
 Each command lists its flags with --help.
@@ -54,8 +55,12 @@ def _run(argv: list[str]) -> int:
             from server.bench.command import bench_http  # httpx is needed by this command alone
 
             return bench_http(flags, Console(highlight=False), Console(stderr=True))
+        case ["bench", "decode", *flags]:
+            from server.bench.decode import bench_decode
+
+            return bench_decode(flags, Console(highlight=False), Console(stderr=True))
         case ["bench", *_]:
-            raise UsageError("say what to measure: outrider bench http")
+            raise UsageError("say what to measure: outrider bench http, or outrider bench decode")
         case ["--version" | "-V"]:
             sys.stdout.write(f"outrider {version('outrider')}\n")
             return 0

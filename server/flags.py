@@ -85,19 +85,19 @@ class CheckCommand:
 
 def serve_parser() -> Parser:
     """The parser of `outrider serve`; nothing given means nothing in the namespace."""
-    parser, other = _settings_parser("serve", _DESCRIPTION)
+    parser, other = settings_parser("serve", _DESCRIPTION)
     other.add_argument("--print-config", action="store_true", help="Print the resolved settings as YAML and exit.")
     return parser
 
 
 def check_parser() -> Parser:
     """The parser of `outrider check`: the settings of `outrider serve`."""
-    parser, other = _settings_parser("check", _CHECK_DESCRIPTION)
+    parser, other = settings_parser("check", _CHECK_DESCRIPTION)
     other.add_argument("--json", action="store_true", help="Print the report as JSON.")
     return parser
 
 
-def _settings_parser(command: str, description: str) -> tuple[Parser, argparse._ArgumentGroup]:
+def settings_parser(command: str, description: str) -> tuple[Parser, argparse._ArgumentGroup]:
     """A parser with all settings, and the group that takes the command's own flags."""
     parser = Parser(
         prog=f"outrider {command}",
@@ -127,9 +127,9 @@ def parse_serve(argv: Sequence[str]) -> ServeCommand:
     Raises:
         UsageError: something in one of them is no setting or has an impossible value.
     """
-    given = vars(serve_parser().parse_known(_plain_keys(argv)))
+    given = given_settings(serve_parser(), argv)
     print_config = given.pop("print_config", False)
-    return ServeCommand(_resolved(given), print_config)
+    return ServeCommand(resolved_settings(given), print_config)
 
 
 def parse_check(argv: Sequence[str]) -> CheckCommand:
@@ -138,12 +138,26 @@ def parse_check(argv: Sequence[str]) -> CheckCommand:
     Raises:
         UsageError: as for `parse_serve`.
     """
-    given = vars(check_parser().parse_known(_plain_keys(argv)))
+    given = given_settings(check_parser(), argv)
     as_json = given.pop("json", False)
-    return CheckCommand(_resolved(given), as_json)
+    return CheckCommand(resolved_settings(given), as_json)
 
 
-def _resolved(given: dict[str, Any]) -> Settings:
+def given_settings(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
+    """What `argv` gives to a `settings_parser`, the command's own flags among it.
+
+    Raises:
+        UsageError: an unknown flag, a flag without its value, an argument too many.
+    """
+    return vars(parser.parse_known(_plain_keys(argv)))
+
+
+def resolved_settings(given: dict[str, Any]) -> Settings:
+    """The settings that such flags, the variables and the file resolve to.
+
+    Raises:
+        UsageError: something in one of them is no setting or has an impossible value.
+    """
     return resolve(given, given.pop("config", None))
 
 

@@ -40,7 +40,7 @@ def main() -> int:
         # Importing torch takes seconds; the API process is told of failures from here on.
         from server.engine.start import start_engine
 
-        core = start_engine(settings, link)
+        core = start_engine(settings, link).core
     except UserError as error:
         link.send(EngineFailed(str(error)))
         link.close()

@@ -6,7 +6,7 @@ import logging
 import time
 
 from server.engine.executor import PhaseSeconds, StepExecutor
-from server.engine.link import EngineLink
+from server.engine.link import Link
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Request
 from server.engine.sampling.request import RequestSampling
@@ -26,7 +26,7 @@ class EngineCore:
 
     def __init__(
         self,
-        link: EngineLink,
+        link: Link,
         scheduler: Scheduler,
         executor: StepExecutor,
         speculator: Speculator | None,
@@ -55,23 +55,32 @@ class EngineCore:
         self._steps = 0
         self._phase_seconds: PhaseSeconds = {}
         self._checked = True
+        self._unsent: list[RequestOutput] = []
 
     def run(self) -> None:
         """Until told to shut down."""
-        outputs: list[RequestOutput] = []
-        while self._take_messages(outputs):
-            started = time.perf_counter()
-            plan = self._scheduler.schedule()
-            hidden = None
-            if plan is not None:
-                self._phase_seconds.setdefault("schedule", []).append(time.perf_counter() - started)
-                hidden = self._step(plan, outputs)
-            elif not self._checked:
-                self._scheduler.check()
-                self._checked = True
-            self._link.send(EngineOutputs(outputs, self._stats()))
-            # The tokens are on their way; what follows prepares the next step.
-            outputs = self._finish(plan, hidden) if plan is not None and hidden is not None else []
+        while self.round():
+            pass
+
+    def round(self) -> bool:
+        """Take messages, run a step if there is anything to do, send; False when told to shut down."""
+        outputs, self._unsent = self._unsent, []
+        if not self._take_messages(outputs):
+            return False
+        started = time.perf_counter()
+        plan = self._scheduler.schedule()
+        hidden = None
+        if plan is not None:
+            self._phase_seconds.setdefault("schedule", []).append(time.perf_counter() - started)
+            hidden = self._step(plan, outputs)
+        elif not self._checked:
+            self._scheduler.check()
+            self._checked = True
+        self._link.send(EngineOutputs(outputs, self._stats()))
+        # The tokens are on their way; what follows prepares the next step.
+        if plan is not None and hidden is not None:
+            self._unsent = self._finish(plan, hidden)
+        return True
 
     def _take_messages(self, outputs: list[RequestOutput]) -> bool:
         idle = self._scheduler.running == self._scheduler.waiting == 0

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
 
 from server.messages import FromEngine, ToEngine
+
+
+class Link(Protocol):
+    """Messages in and out, whoever is at the other end."""
+
+    def send(self, message: FromEngine) -> None:
+        """Send without waiting."""
+
+    def receive(self, wait_seconds: float) -> list[ToEngine]:
+        """All messages that are there, after waiting for the first one at most so long."""
 
 
 class EngineLink:

@@ -16,7 +16,7 @@ from server.engine.core import EngineCore
 from server.engine.executor import StepExecutor
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
-from server.engine.link import EngineLink
+from server.engine.link import Link
 from server.engine.models.decoder import CausalLM
 from server.engine.plan import EnginePlan, kv_group_rows, make_plan
 from server.engine.readback import read_back
@@ -62,7 +62,16 @@ class Built:
             self.draft.speculator.proposer.allocate(num_blocks)
 
 
-def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
+@dataclass(frozen=True)
+class StartedEngine:
+    """A running engine, and what it was made of."""
+
+    core: EngineCore
+    plan: EnginePlan
+    built: Built
+
+
+def start_engine(settings: Settings, link: Link) -> StartedEngine:
     """Build everything and tell the API process.
 
     Raises:
@@ -105,10 +114,10 @@ def start_engine(settings: Settings, link: EngineLink) -> EngineCore:
             speculative=_speculative(plan.draft),
         )
     )
-    return core
+    return StartedEngine(core, plan, built)
 
 
-def build(plan: EnginePlan, link: EngineLink) -> Built:
+def build(plan: EnginePlan, link: Link) -> Built:
     """Build what the plan names, and compare.
 
     Raises:
@@ -153,7 +162,7 @@ def _speculative(draft: DraftPlan | None) -> SpeculativeInfo | None:
     )
 
 
-def _progress(link: EngineLink, stage: str) -> Callable[[int, int], None]:
+def _progress(link: Link, stage: str) -> Callable[[int, int], None]:
     def report(done: int, total: int) -> None:
         link.send(Progress(stage, done, total))
 

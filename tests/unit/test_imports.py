@@ -17,7 +17,7 @@ ALLOWED = {
     "api": {"api", "checkpoint", "messages", "config", "errors", "background"},
     "metrics": {"metrics", "messages", "config", "errors"},
     "checkpoint": {"checkpoint", "errors"},
-    "bench": {"bench", "errors", "cli_parser", "config_sources", "flags"},
+    "bench": {"bench", "errors", "config_faults", "cli_parser", "config_sources", "flags", "engine", "messages"},
     "engine": {"engine", "spec", "checkpoint", "messages", "config", "errors", "setting_values"},
     "spec": {"spec", "engine", "checkpoint", "messages", "config", "errors", "setting_values"},
 }

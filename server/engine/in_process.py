@@ -1,0 +1,101 @@
+"""An engine in this very process, for measurements and tests: requests in, tokens out, no sockets."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.config import Settings
+from server.engine.start import start_engine
+from server.errors import UserError
+from server.messages import EngineOutputs, EngineReady, EngineRequest, EngineStats, FromEngine, SamplingParams, ToEngine
+
+
+@dataclass
+class DirectLink:
+    """Both ends of a link at once: what the engine is to receive, and what it has sent."""
+
+    inbox: list[ToEngine] = field(default_factory=list)
+    ready: EngineReady | None = None
+    stats: EngineStats | None = None
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    """Of live and ended requests."""
+    ended: dict[int, str] = field(default_factory=dict)
+    """Why requests ended; for one that failed, the message."""
+
+    def send(self, message: FromEngine) -> None:
+        """Take note of what the engine says."""
+        match message:
+            case EngineReady():
+                self.ready = message
+            case EngineOutputs(outputs, stats):
+                self.stats = stats
+                for output in outputs:
+                    self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                    if output.finish_reason is not None:
+                        self.ended[output.request_id] = output.error or output.finish_reason
+
+    def receive(self, wait_seconds: float) -> list[ToEngine]:
+        """Whatever waits; never sleeps."""
+        messages, self.inbox = self.inbox, []
+        return messages
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came of requests that were sent together."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    """From handing the requests over to the last one's end."""
+
+
+class InProcessEngine:
+    """Builds an engine like `outrider serve` does, and runs its loop on demand."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Start it.
+
+        Raises:
+            UserError: see `start_engine`.
+        """
+        self.link = DirectLink()
+        started = start_engine(settings, self.link)
+        self.core, self.plan, self.built = started.core, started.plan, started.built
+        self._ids = itertools.count(1)
+
+    @property
+    def ready(self) -> EngineReady:
+        """What was built."""
+        assert self.link.ready is not None
+        return self.link.ready
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals after the last step."""
+        assert self.link.stats is not None
+        return self.link.stats
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: Any) -> Answers:
+        """Continue prompts together, greedily unless `params` (fields of SamplingParams) say otherwise.
+
+        Raises:
+            UserError: the engine could not run one of them.
+        """
+        started = time.perf_counter()
+        ids = [next(self._ids) for _ in prompts]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            sampling = SamplingParams(**{"max_tokens": max_tokens, "seed": request_id, "temperature": 0.0} | params)
+            self.link.inbox.append(EngineRequest(request_id, list(prompt), sampling, arrived=float(request_id)))
+        while len(self.link.ended) < len(ids):
+            self.core.round()
+        seconds = time.perf_counter() - started
+        ended, self.link.ended = self.link.ended, {}
+        tokens, self.link.tokens = self.link.tokens, {}
+        failed = [reason for reason in ended.values() if reason not in ("stop", "length")]
+        if failed:
+            raise UserError(f"{len(failed)} of {len(ids)} requests failed: {failed[0]}")
+        return Answers([tokens.get(request_id, []) for request_id in ids], seconds)
