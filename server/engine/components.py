@@ -10,7 +10,7 @@ import torch
 
 from server.checkpoint.checkpoint import Checkpoint
 from server.engine.attention.base import AttentionBackend, AttentionNeed, Unsupported
-from server.engine.attention.registry import ALIASES, ATTENTION_BACKENDS
+from server.engine.attention.registry import ALIASES, attention_backend, verdicts
 from server.engine.backends import Resolution, resolve
 from server.engine.check import CheckRow
 from server.engine.kv.groups import common_page
@@ -93,11 +93,11 @@ def resolve_attention(
     Raises:
         UserError: see `Ask.resolve`.
     """
-    verdicts = {}
-    for name, backend in ATTENTION_BACKENDS.items():
-        verdict = backend.supports(need)
-        verdicts[name] = verdict if verdict is not None else _sharing_problem(backend, block_size, sharing)
-    return ask.resolve(verdicts, ALIASES)
+    found = {
+        name: verdict if verdict is not None else _sharing_problem(attention_backend(name), block_size, sharing)
+        for name, verdict in verdicts(need).items()
+    }
+    return ask.resolve(found, ALIASES)
 
 
 def _sharing_problem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,6 +60,26 @@ class StepMetadata:
     """int64 [T], where each new token's key and value go: page * page_size + offset."""
 
 
+@dataclass(frozen=True)
+class UniformStep:
+    """A step whose rows all bring as many new tokens: decode, or verification of k drafts.
+
+    All that changes from step to step lies in device memory, so that a captured graph finds it there when it is
+    replayed.
+    """
+
+    query_len: int
+    """New tokens of every row: row r brings the tokens r * query_len to (r + 1) * query_len."""
+    longest: int
+    """No row will ever have more tokens than this."""
+    seq_lens: Tensor
+    """int32 [R], as in `StepMetadata`; 0 for a row of padding, whose output is 0."""
+    block_tables: Tensor
+    """int64 [R, W], as in `StepMetadata`."""
+    slot_mapping: Tensor
+    """int64 [R * query_len], as in `StepMetadata`; -1 for a token that is not stored."""
+
+
 class AttentionBackend(Protocol):
     """Paged attention over variable-length rows."""
 
@@ -97,6 +117,51 @@ class AttentionBackend(Protocol):
             v: [T, num_kv_heads, head_dim].
             layer_id: index into this backend's layers.
             plan: what `plan` returned for this step.
+
+        Returns:
+            [T, num_heads * head_dim].
+        """
+
+
+@runtime_checkable
+class CapturableAttention(Protocol):
+    """A backend whose uniform steps can be captured in a CUDA graph."""
+
+    def longest_query(self) -> int:
+        """The most new tokens a row of a uniform step may have."""
+
+    def plan_uniform(self, step: UniformStep) -> Any:
+        """A plan for `forward` that reads the step's tensors when the kernels run; valid as long as they are.
+
+        Raises:
+            ValueError: more new tokens a row than `longest_query`, or there is no cache yet.
+        """
+
+
+@runtime_checkable
+class RotatingAttention(Protocol):
+    """A backend that takes the projections as they are: head norms, rotation and storing are one kernel of its own."""
+
+    def forward_qkv(
+        self,
+        qkv: Tensor,
+        head_norms: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        layer_id: int,
+        plan: Any,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, store keys and values, then attend causally.
+
+        Args:
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries first, then keys and values.
+            head_norms: [2, head_dim], weights of the RMS norms of query and key heads; None when there are none.
+            eps: of these norms.
+            cos: [T, 1, rotary_dim] as in `layers.rope.Angles`.
+            sin: the same.
+            layer_id: index into this backend's layers.
+            plan: of this step.
 
         Returns:
             [T, num_heads * head_dim].

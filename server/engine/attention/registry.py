@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.engine.attention.base import AttentionBackend, AttentionNeed
+from server.engine.attention.base import AttentionBackend, AttentionNeed, Unsupported
 from server.engine.attention.torch import TorchAttention
 from server.engine.attention.triton import TritonAttention
 from server.engine.backends import Resolution, resolve
@@ -19,6 +19,12 @@ PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("torch", "triton"), "cuda":
 
 ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton", "flashinfer": "flashinfer"}
 """vLLM's spellings, in lower case."""
+
+
+def verdicts(need: AttentionNeed) -> dict[str, Unsupported | None]:
+    """What every backend says of the need, in the order of preference on its device."""
+    names = PREFERENCE.get(need.device.type, tuple(ATTENTION_BACKENDS))
+    return {name: ATTENTION_BACKENDS[name].supports(need) for name in names}
 
 
 def attention_backend(name: str) -> type[AttentionBackend]:
@@ -38,5 +44,4 @@ def resolve_attention_backend(
     Raises:
         UserError: it cannot be honoured; the message starts with `setting` and lists what would work.
     """
-    names = PREFERENCE.get(need.device.type, tuple(ATTENTION_BACKENDS))
-    return resolve(setting, requested, {name: ATTENTION_BACKENDS[name].supports(need) for name in names}, ALIASES)
+    return resolve(setting, requested, verdicts(need), ALIASES)

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, Unsupported
+from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, UniformStep, Unsupported
 from server.engine.attention.paged_cache import PagedCache, page_bytes
+from server.engine.attention.triton_plan import (
+    Rows,
+    Tiles,
+    TritonPlan,
+    longest_part,
+    plan_rows,
+    plan_uniform,
+    power_of_two,
+    tile_shapes,
+)
+from server.engine.kernels.available import triton_problem
 
 MAX_HEAD_DIM = 256
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-NEEDS_CUDA = "the triton backend needs CUDA, or TRITON_INTERPRET=1 for tests on a CPU"
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """Tiles of equal shape, run by one launch."""
-
-    tiles: Tensor
-    """int32 [N, TILE_FIELDS]."""
-    block_m: int
-    """(query, query head) pairs a tile has room for."""
-    end: int
-    """Keys of the longest tile."""
-
-
-@dataclass(frozen=True)
-class TritonPlan:
-    """The step, cut into tiles of queries."""
-
-    slots: Tensor
-    block_tables: Tensor
-    launches: list[_Launch]
 
 
 class TritonAttention:
-    """Flash-style attention that reads keys and values in their pages."""
+    """Flash-style attention that reads keys and values in their pages.
+
+    It is a `CapturableAttention` and a `RotatingAttention`.
+    """
 
     name: ClassVar[str] = "triton"
     kernel_pages: ClassVar[KernelPages] = KernelPages(sizes=frozenset({16, 32, 64, 128}))
@@ -58,19 +47,25 @@ class TritonAttention:
             return Unsupported(f"queries of dtype {need.dtype} (it takes float32, float16 or bfloat16)")
         if need.kv_dtype not in FLOATS:
             return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16 or bfloat16)")
-        return _unavailable(need.device)
+        problem = triton_problem(need.device)
+        return None if problem is None else Unsupported(problem)
 
     def __init__(self, need: AttentionNeed, num_layers: int) -> None:
-        from server.engine.attention import triton_kernels
+        from server.engine.attention import triton_decode, triton_kernels
+        from server.engine.kernels import rotate, runtime
 
         self.need = need
         self.num_layers = num_layers
         self.cache: PagedCache | None = None
         self._kernels = triton_kernels
+        self._decode = triton_decode
+        self._runtime = runtime
+        self._rotate = rotate
         self._group = need.num_heads // need.num_kv_heads
-        self._dim_padded = max(16, _power_of_two(need.head_dim))  # tl.dot takes no less than 16
-        self._shapes = _tile_shapes(need, self._group)
+        self._dim_padded = max(16, power_of_two(need.head_dim))  # tl.dot takes no less than 16
+        self._shapes = tile_shapes(need)
         self._compute = _compute_type(need)
+        self._scale = math.log2(math.e) / math.sqrt(need.head_dim)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers, keys and values."""
@@ -86,126 +81,172 @@ class TritonAttention:
             self.cache.copy_pages(sources, targets)
 
     def plan(self, step: StepMetadata) -> TritonPlan:
-        """Cut each row's queries into tiles: rows that fit a small tile (decode, verify) apart from longer ones.
+        """Cut the step into rows with few new tokens (decode, verify) and tiles of the longer ones.
 
         Raises:
             ValueError: a row has context, but there is no cache yet.
         """
-        starts = step.query_start
-        tiles: dict[int, list[tuple[int, int, int, int]]] = {}
         for row, length in enumerate(step.seq_lens):
-            start, new = starts[row], starts[row + 1] - starts[row]
-            context = length - new
+            context = length - (step.query_start[row + 1] - step.query_start[row])
             if context and self.cache is None:
                 raise ValueError(f"row {row} has {context} tokens of context before the KV cache was allocated")
-            block_m = self._shapes.small if new * self._group <= self._shapes.small else self._shapes.large
-            per_tile = block_m // self._group
-            tiles.setdefault(block_m, []).extend(
-                (row, start + i, min(per_tile, new - i), context + i) for i in range(0, new, per_tile)
-            )
-        device = self.need.device
-        launches = []
-        for block_m, own in tiles.items():
-            table = np.array(own, np.int32)
-            end = int((table[:, 2] + table[:, 3]).max())
-            launches.append(_Launch(torch.from_numpy(table).to(device), block_m, end))
-        return TritonPlan(step.slot_mapping, step.block_tables, launches)
+        return plan_rows(step, self.need, self._shapes, split=self.cache is not None)
+
+    def longest_query(self) -> int:
+        """The most new tokens a row of a uniform step may have."""
+        return self._shapes.short // self._group
+
+    def plan_uniform(self, step: UniformStep) -> TritonPlan:
+        """See `CapturableAttention.plan_uniform`."""
+        if self.cache is None:
+            raise ValueError("a uniform step before the KV cache was allocated")
+        if step.query_len > self.longest_query():
+            raise ValueError(f"{step.query_len} new tokens a row (at most {self.longest_query()})")
+        return plan_uniform(step, self.need, self._shapes)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, plan: TritonPlan) -> Tensor:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
         need = self.need
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        keys, values, page_size = k, v, 0
-        if self.cache is not None:
-            page_size = self.cache.page_size
-            keys, values = (x[layer_id].flatten(0, 1) for x in (self.cache.keys, self.cache.values))
-            self._store(k, v, keys, values, plan.slots)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for launch in plan.launches:
-            self._kernels.attend[(len(launch.tiles), need.num_kv_heads)](
-                q,
-                keys,
-                values,
-                out,
-                launch.tiles,
-                plan.block_tables,
-                plan.block_tables.stride(0),
-                math.log2(math.e) / math.sqrt(need.head_dim),
-                *q.stride()[:2],
-                *keys.stride()[:2],
-                *values.stride()[:2],
-                GROUP=self._group,
-                HEAD_DIM=need.head_dim,
-                DIM_PADDED=self._dim_padded,
-                PAGE_SIZE=page_size,
-                BLOCK_M=launch.block_m,
-                BLOCK_N=self._shapes.keys,
-                COMPUTE=self._compute,
-                LONGEST=launch.end if self._kernels.INTERPRETED else 0,
-            )
-        return out.flatten(1)
-
-    def _store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        need = self.need
-        self._kernels.store_kv[(len(slots),)](
+        if self.cache is None:
+            return self._attend(q, k, v, 0, plan)
+        keys, values = self._layer(layer_id, self.cache)
+        self._kernels.store_kv[(len(plan.slots),)](
             k,
             v,
             keys,
             values,
-            slots,
+            plan.slots,
             *k.stride()[:2],
             *v.stride()[:2],
             NUM_KV_HEADS=need.num_kv_heads,
-            HEADS_PADDED=_power_of_two(need.num_kv_heads),
+            HEADS_PADDED=power_of_two(need.num_kv_heads),
             HEAD_DIM=need.head_dim,
             DIM_PADDED=self._dim_padded,
         )
+        return self._attend(q, keys, values, self.cache.page_size, plan)
 
+    def forward_qkv(
+        self,
+        qkv: Tensor,
+        head_norms: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        layer_id: int,
+        plan: TritonPlan,
+    ) -> Tensor:
+        """See `RotatingAttention.forward_qkv`."""
+        heads, kv_heads = self.need.num_heads, self.need.num_kv_heads
+        if self.cache is None:
+            got = self._rotate.rotate_qkv(qkv, head_norms, eps, cos, sin, heads, kv_heads, None)
+            q, k, v = torch.split(got, [heads, kv_heads, kv_heads], dim=1)
+            return self._attend(q, k, v, 0, plan)
+        keys, values = self._layer(layer_id, self.cache)
+        queries = self._rotate.rotate_qkv(qkv, head_norms, eps, cos, sin, heads, kv_heads, (keys, values, plan.slots))
+        return self._attend(queries, keys, values, self.cache.page_size, plan)
 
-@dataclass(frozen=True)
-class _TileShapes:
-    small: int
-    """M of tiles for rows with few new tokens."""
-    large: int
-    """M of tiles for prompts."""
-    keys: int
-    """Keys a block."""
+    def _layer(self, layer_id: int, cache: PagedCache) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [slots, kv_heads, head_dim]."""
+        return cache.keys[layer_id].flatten(0, 1), cache.values[layer_id].flatten(0, 1)
 
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, page_size: int, plan: TritonPlan) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.tiles is not None:
+            self._attend_tiles(q, keys, values, out, page_size, plan.tiles, plan.block_tables)
+        for rows in plan.rows:
+            self._attend_rows(q, keys, values, out, page_size, rows, plan.block_tables)
+        return out.flatten(1)
 
-def _tile_shapes(need: AttentionNeed, group: int) -> _TileShapes:
-    """Sizes that keep a block of keys, its values and the queries within the shared memory of sm_80 and later."""
-    small = max(16, _power_of_two(group))
-    head_bytes = _power_of_two(need.head_dim) * need.dtype.itemsize
-    keys = 64 if head_bytes <= 256 else 32 if head_bytes <= 512 else 16
-    # fp32 products run without tensor cores (TF32 is not exact): larger tiles would only spill registers.
-    large = small if need.dtype == torch.float32 else max(64, small)
-    return _TileShapes(small, large, keys)
+    def _attend_tiles(
+        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, page_size: int, tiles: Tiles, tables: Tensor
+    ) -> None:
+        self._kernels.attend[(len(tiles.table), self.need.num_kv_heads)](
+            q,
+            keys,
+            values,
+            out,
+            tiles.table,
+            tables,
+            tables.stride(0),
+            self._scale,
+            *q.stride()[:2],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            GROUP=self._group,
+            HEAD_DIM=self.need.head_dim,
+            DIM_PADDED=self._dim_padded,
+            PAGE_SIZE=page_size,
+            BLOCK_M=self._shapes.prompt,
+            BLOCK_N=self._shapes.keys,
+            COMPUTE=self._compute,
+            LONGEST=tiles.end if self._runtime.INTERPRETED else 0,
+        )
+
+    def _attend_rows(
+        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, page_size: int, rows: Rows, tables: Tensor
+    ) -> None:
+        need, parts, keys_a_block = self.need, rows.parts, self._shapes.keys
+        tokens, count = len(q), len(rows.lengths)
+        table = rows.lengths if rows.table is None else rows.table
+        open_sums = out
+        pieces = out
+        if parts > 1:
+            pieces = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
+            open_sums = torch.empty((parts, tokens, need.num_heads), dtype=torch.float32, device=q.device)
+        self._decode.attend_part[(count, need.num_kv_heads, parts)](
+            q,
+            keys,
+            values,
+            pieces,
+            open_sums,
+            table,
+            rows.lengths,
+            tables,
+            tables.stride(0),
+            tokens,
+            self._scale,
+            *q.stride()[:2],
+            *keys.stride()[:2],
+            *values.stride()[:2],
+            QUERY_LEN=rows.query_len,
+            GROUP=self._group,
+            HEAD_DIM=need.head_dim,
+            DIM_PADDED=self._dim_padded,
+            PAGE_SIZE=page_size,
+            BLOCK_M=rows.block_m,
+            BLOCK_N=keys_a_block,
+            PARTS=parts,
+            COMPUTE=self._compute,
+            LONGEST_PART=longest_part(rows, keys_a_block) if self._runtime.INTERPRETED else 0,
+            **self._runtime.launch(q.device),
+        )
+        if parts > 1:
+            self._decode.merge_parts[(count * rows.most_queries, need.num_heads)](
+                pieces,
+                open_sums,
+                out,
+                table,
+                rows.lengths,
+                tokens,
+                QUERY_LEN=rows.query_len,
+                MOST_QUERIES=rows.most_queries,
+                HEADS=need.num_heads,
+                HEAD_DIM=need.head_dim,
+                DIM_PADDED=self._dim_padded,
+                BLOCK_N=keys_a_block,
+                PARTS=parts,
+                num_warps=2,
+                **self._runtime.launch(q.device),
+            )
 
 
 def _compute_type(need: AttentionNeed) -> object:
     """The type of the products' operands, of `triton.language`; sums are always fp32."""
     import triton.language as tl
 
-    from server.engine.attention.triton_kernels import INTERPRETED
+    from server.engine.kernels.runtime import INTERPRETED
 
     if need.dtype == torch.bfloat16 and INTERPRETED:
         return tl.float32  # the interpreter's bf16 product reads the bits as integers
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[need.dtype]
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def _unavailable(device: torch.device) -> Unsupported | None:
-    """Why triton cannot run kernels for the device in this process."""
-    on_cpu = device.type == "cpu"
-    if device.type != "cuda" and not (on_cpu and os.environ.get("TRITON_INTERPRET")):
-        return Unsupported(NEEDS_CUDA)
-    try:
-        from server.engine.attention.triton_kernels import INTERPRETED
-    except ImportError as error:
-        return Unsupported(f"triton does not import here ({error}); install triton 3.6 or later")
-    if on_cpu and not INTERPRETED:
-        return Unsupported(f"{NEEDS_CUDA}, set before anything imports triton")
-    return None

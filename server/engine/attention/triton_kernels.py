@@ -5,9 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = not isinstance(tl.sum, triton.JITFunction)
-"""Whether triton runs kernels in its interpreter, decided when triton was imported."""
-
 TILE_FIELDS = tl.constexpr(4)
 """int32 numbers of a tile: its row, its first token, how many queries, the first one's position."""
 
@@ -28,7 +25,7 @@ def store_kv(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
 ) -> None:
-    """Scatter each token's key and value into its slot; one program a token.
+    """Scatter each token's key and value into its slot, if it has one (not -1); one program a token.
 
     k and v are [T, NUM_KV_HEADS, HEAD_DIM] with any strides but the last, which is 1; the caches are contiguous
     [slots, NUM_KV_HEADS, HEAD_DIM].
@@ -37,12 +34,26 @@ def store_kv(
     slot = tl.load(slots + token)
     head = tl.arange(0, HEADS_PADDED)[:, None]
     dim = tl.arange(0, DIM_PADDED)[None, :]
-    inside = (head < NUM_KV_HEADS) & (dim < HEAD_DIM)
+    inside = (head < NUM_KV_HEADS) & (dim < HEAD_DIM) & (slot >= 0)
     target = slot * NUM_KV_HEADS * HEAD_DIM + head * HEAD_DIM + dim
     key = tl.load(k + token * k_token_stride + head * k_head_stride + dim, mask=inside)
     value = tl.load(v + token * v_token_stride + head * v_head_stride + dim, mask=inside)
     tl.store(key_cache + target, key.to(key_cache.dtype.element_ty), mask=inside)
     tl.store(value_cache + target, value.to(value_cache.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def slots_of(
+    table: tl.tensor, start: tl.tensor, end: tl.tensor, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+) -> tl.tensor:
+    """Cache slots of the keys start … start + BLOCK_N of one row; those from `end` on mean nothing."""
+    key = start + tl.arange(0, BLOCK_N)
+    if PAGE_SIZE % BLOCK_N == 0:
+        # The block lies within one page: one lookup, and addresses that follow each other.
+        page = tl.load(table + start // PAGE_SIZE, mask=start < end, other=0)
+    else:
+        page = tl.load(table + key // PAGE_SIZE, mask=key < end, other=0)
+    return page * PAGE_SIZE + key % PAGE_SIZE
 
 
 # The width of the block tables changes from step to step: specialising on it would compile in the middle of serving.
@@ -109,8 +120,7 @@ def attend(
         # Slots beyond the tile are not read: what lies there may be anything, and 0 * NaN is NaN.
         written = key < end
         if PAGE_SIZE:
-            page = tl.load(block_tables + row * table_stride + key // PAGE_SIZE, mask=written, other=0)
-            slot = page * PAGE_SIZE + key % PAGE_SIZE
+            slot = slots_of(block_tables + row * table_stride, start, end, PAGE_SIZE, BLOCK_N)
         else:
             slot = first_token - first_position + key
         key_at = keys + slot[None, :] * key_slot_stride + kv_head * key_head_stride + dim[:, None]

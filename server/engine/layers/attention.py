@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from server.engine.attention.base import RotatingAttention
 from server.engine.layers.context import BuildContext
 from server.engine.layers.linear import column_parallel, row_parallel
 from server.engine.layers.norm import QueryKeyNorm
@@ -47,7 +48,6 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.num_heads = context.group.split(num_heads, "num_attention_heads")
         self.num_kv_heads = context.group.split(num_kv_heads, "num_key_value_heads")
-        self.rotated = (self.num_heads + self.num_kv_heads) * head_dim
         kv = num_kv_heads * head_dim
         shards = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
         self.qkv_proj = column_parallel(input_size or hidden_size, shards, context, bias=qkv_bias)
@@ -57,19 +57,27 @@ class Attention(nn.Module):
             self.qk_norm = QueryKeyNorm(self.num_heads, self.num_kv_heads, head_dim, qk_norm_eps, context)
         self.layer_id = layer_id
         self.backend = context.attention
+        self.rotating = context.attention if isinstance(context.attention, RotatingAttention) else None
 
     def forward(self, x: Tensor, angles: Angles, plan: Any) -> Tensor:
         """[T, input_size] -> [T, hidden_size]; `plan` is the backend's for this step."""
         qkv = self.qkv_proj(x)
+        if self.rotating is not None:
+            norms, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+            out = self.rotating.forward_qkv(qkv, norms, eps, *angles, self.layer_id, plan)
+        else:
+            out = self._rotate_and_attend(qkv, angles, plan)
+        projected: Tensor = self.o_proj(out)
+        return projected
+
+    def _rotate_and_attend(self, qkv: Tensor, angles: Angles, plan: Any) -> Tensor:
         # Queries and keys lie side by side: one norm and one rotation take both.
-        qk = qkv[:, : self.rotated].unflatten(1, (-1, self.head_dim))
-        v = qkv[:, self.rotated :].unflatten(1, (-1, self.head_dim))
+        heads = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         qk = rotate(qk, angles)
-        out = self.backend.forward(qk[:, : self.num_heads], qk[:, self.num_heads :], v, self.layer_id, plan)
-        projected: Tensor = self.o_proj(out)
-        return projected
+        return self.backend.forward(qk[:, : self.num_heads], qk[:, self.num_heads :], v, self.layer_id, plan)
 
     def weight_targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint names under `prefix`, and the memory they fill."""

@@ -1,0 +1,28 @@
+"""Whether Triton kernels can run for a device in this process. It does not import triton by itself."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+NEEDS_CUDA = "the triton backend needs CUDA, or TRITON_INTERPRET=1 for tests on a CPU"
+
+
+def triton_problem(device: torch.device) -> str | None:
+    """Why triton cannot run kernels for the device here; None when it can."""
+    on_cpu = device.type == "cpu"
+    if device.type != "cuda" and not (on_cpu and os.environ.get("TRITON_INTERPRET")):
+        return NEEDS_CUDA
+    try:
+        from server.engine.kernels.runtime import INTERPRETED
+    except ImportError as error:
+        return f"triton does not import here ({error}); install triton 3.6 or later"
+    if on_cpu and not INTERPRETED:
+        return f"{NEEDS_CUDA}, set before anything imports triton"
+    return None
+
+
+def compiles_for(device: torch.device) -> bool:
+    """Whether layers on this device should compute with compiled kernels in place of torch's operations."""
+    return device.type == "cuda" and triton_problem(device) is None
