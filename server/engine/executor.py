@@ -19,7 +19,10 @@ from server.engine.sampling.request import SampleRow
 from server.engine.sampling.sampler import Sampler, target_probabilities
 from server.engine.step import RowResult, StepPlan, StepRow
 from server.messages import TokenLogprobs
-from server.spec.verify import SyntheticAcceptance, accept_or_resample, confirmed
+from server.spec.verify import DrawnDraft, SyntheticAcceptance, accept_or_resample, confirmed
+
+_PROBABILITIES_AT_ONCE = 2**24
+"""Entries of the target's distributions that are held at once: 128 MiB."""
 
 PhaseSeconds = dict[str, list[float]]
 """Durations of a step's parts, by the phase label of /metrics."""
@@ -75,27 +78,44 @@ class StepExecutor:
             logits = self.runner.model.logits(chosen)
             got = self._sampler(logits, [row for own in wanted for row in own])
             sampled, logprobs = got.token_ids.tolist(), got.logprobs
+        gained = self._gained(rows, wanted, logits, sampled)
         results = []
         at = 0
-        for i, (row, own) in enumerate(zip(rows, wanted, strict=True)):
+        for i, (row, own, emitted) in enumerate(zip(rows, wanted, gained, strict=True)):
             to = at + len(own)
             prompt = self._prompt_logprobs(row, hidden[query_start[i] : query_start[i + 1]])
-            emitted = self._emitted(row, own, logits[at:to], sampled[at:to])
             scores = _rescored(row, emitted, logits[at:to], sampled[at:to], logprobs[at:to])
             results.append(RowResult(tuple(emitted), scores, prompt))
             at = to
         return results
 
-    def _emitted(self, row: StepRow, own: list[SampleRow], logits: Tensor, sampled: list[int]) -> list[int]:
-        """The tokens that the row's sequence gains."""
-        if self._synthetic is not None and row.drafts:
-            return self._synthetic.confirmed(row.request, row.drafts, sampled)
-        draft = row.request.draft
-        if row.drafts and draft.probabilities is not None:
-            # The step may have taken fewer drafts than were proposed.
-            kept = Draft(row.drafts, draft.probabilities[: len(row.drafts)])
-            return accept_or_resample(row.request, kept, target_probabilities(logits, own), sampled)
-        return confirmed(row.drafts, sampled)
+    def _gained(
+        self, rows: Sequence[StepRow], wanted: list[list[SampleRow]], logits: Tensor, sampled: list[int]
+    ) -> list[list[int]]:
+        """The tokens that each row's sequence gains."""
+        gained: list[list[int]] = []
+        drawn: dict[int, tuple[int, DrawnDraft]] = {}
+        at = 0
+        for i, (row, own) in enumerate(zip(rows, wanted, strict=True)):
+            request, got = row.request, sampled[at : at + len(own)]
+            if self._synthetic is not None and row.drafts:
+                gained.append(self._synthetic.confirmed(request, row.drafts, got))
+            else:
+                gained.append(confirmed(row.drafts, got))
+                if row.drafts and request.draft.probabilities is not None:
+                    # The step may have taken fewer drafts than were proposed.
+                    kept = Draft(row.drafts, request.draft.probabilities[: len(row.drafts)])
+                    drawn[i] = at, DrawnDraft(request, kept, got)
+            at += len(own)
+        most = max(1, _PROBABILITIES_AT_ONCE // max(1, logits.shape[1] * max(map(len, wanted))))
+        members = list(drawn)
+        for some in (members[first : first + most] for first in range(0, len(members), most)):
+            indices = [drawn[i][0] + j for i in some for j in range(len(wanted[i]))]
+            chosen = logits if len(indices) == len(logits) else logits[torch.tensor(indices, device=logits.device)]
+            target = target_probabilities(chosen, [one for i in some for one in wanted[i]])
+            for i, tokens in zip(some, accept_or_resample([drawn[i][1] for i in some], target), strict=True):
+                gained[i] = tokens
+        return gained
 
     def _sample_rows(self, row: StepRow) -> list[SampleRow]:
         if not row.samples:

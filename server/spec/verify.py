@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from server.engine.request import Draft, Request
 from server.engine.sampling.random import Purpose, uniforms
+from server.engine.sampling.transfer import to_device
 
 
 def confirmed(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
@@ -31,38 +34,77 @@ def confirmed(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
     return list(sampled[: accepted + 1])
 
 
-def accept_or_resample(request: Request, draft: Draft, target: Tensor, sampled: Sequence[int]) -> list[int]:
-    """The tokens that a sequence gains when each draft was drawn from a distribution q of its own.
+@dataclass(frozen=True)
+class DrawnDraft:
+    """A draft whose tokens were each drawn from a distribution q, and what the target says to it."""
+
+    request: Request
+    """Its seed and position choose the random numbers."""
+    draft: Draft
+    """k ids with q, [k, V]."""
+    sampled: Sequence[int]
+    """k + 1 ids drawn from the target; the last is the token after a draft that is accepted whole."""
+
+
+def accept_or_resample(drafts: Sequence[DrawnDraft], target: Tensor) -> list[list[int]]:
+    """The tokens that sequences gain whose drafts were drawn from distributions of their own.
 
     A draft x is accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from
     max(0, p - q), renormalised (Leviathan et al. 2023, arXiv 2211.17192, theorem 1 and appendix A.1).
 
     Args:
-        request: its seed and position choose the random numbers.
-        draft: k ids with q, [k, V].
-        target: p, [k + 1, V] float64, after the first 0 … k drafts.
-        sampled: k + 1 ids drawn from p; the last is the token after an accepted draft.
+        drafts: N, at least one, each of at least one token.
+        target: p, [sum of k + 1, V] float64: for each draft, after its first 0 … k tokens.
+
+    Returns:
+        N lists.
     """
-    assert draft.probabilities is not None
-    count = len(draft.token_ids)
-    seeds = [request.params.seed] * count
-    positions = [len(request.output) + ahead for ahead in range(count)]
-    accept = uniforms(seeds, positions, Purpose.ACCEPT)
-    resample = uniforms(seeds, positions, Purpose.RESAMPLE)
-    ids = torch.tensor(draft.token_ids, device=target.device)[:, None]
-    wanted = target[:count].gather(1, ids).squeeze(1).tolist()
-    proposed = draft.probabilities.gather(1, ids).squeeze(1).tolist()
-    for i, token_id in enumerate(draft.token_ids):
-        if accept[i] * proposed[i] < wanted[i]:
-            continue
-        residual = (target[i] - draft.probabilities[i]).clamp_(min=0)
-        sums = residual.cumsum(0)
-        point = float(resample[i]) * float(sums[-1])
-        instead = int(torch.searchsorted(sums, point, right=True))
-        # Rounding may leave nothing where p and q agree; then the rejected draft was as good as any.
-        replacement = instead if float(sums[-1]) > 0 and instead < len(sums) else token_id
-        return [*draft.token_ids[:i], replacement]
-    return [*draft.token_ids, sampled[count]]
+    device = target.device
+    sizes = [len(one.draft.token_ids) for one in drafts]
+    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+    # Row j of the drafts' tokens is row `places[j]` of `target`, which has one more for each draft.
+    places = to_device(
+        np.concatenate([np.arange(k) + at + i for i, (k, at) in enumerate(zip(sizes, firsts, strict=True))]), device
+    )
+    q = torch.cat([_shares(one) for one in drafts])
+    ids = to_device(np.array([token_id for one in drafts for token_id in one.draft.token_ids]), device)[:, None]
+    numbers = to_device(_uniforms(drafts, Purpose.ACCEPT), device)
+    accepted = (numbers * q.gather(1, ids).squeeze(1) < target[places].gather(1, ids).squeeze(1)).tolist()
+    gained, rejected = [], []
+    for i, (one, k, first) in enumerate(zip(drafts, sizes, firsts, strict=True)):
+        count = next((j for j in range(k) if not accepted[first + j]), k)
+        gained.append([*one.draft.token_ids[:count], one.sampled[k] if count == k else one.draft.token_ids[count]])
+        if count < k:
+            rejected.append((i, first + count))
+    if rejected:
+        rows = to_device(np.array([row for _, row in rejected]), device)
+        residual = (target[places[rows]] - q[rows]).clamp_(min=0)
+        points = to_device(_uniforms(drafts, Purpose.RESAMPLE)[[row for _, row in rejected]], device)
+        for (i, _), token_id in zip(rejected, _drawn(residual, points, ids[rows]), strict=True):
+            gained[i][-1] = token_id
+    return gained
+
+
+def _shares(one: DrawnDraft) -> Tensor:
+    assert one.draft.probabilities is not None
+    return one.draft.probabilities
+
+
+def _uniforms(drafts: Sequence[DrawnDraft], purpose: Purpose) -> npt.NDArray[np.float64]:
+    """One number for each token of each draft."""
+    places = [(one.request, ahead) for one in drafts for ahead in range(len(one.draft.token_ids))]
+    seeds = [request.params.seed for request, _ in places]
+    return uniforms(seeds, [len(request.output) + ahead for request, ahead in places], purpose)
+
+
+def _drawn(weights: Tensor, numbers: Tensor, otherwise: Tensor) -> list[int]:
+    """A token of each row [R, V] by inverse transform of numbers [R]; `otherwise` [R, 1] where no weight is left."""
+    sums = weights.cumsum(-1)
+    found = torch.searchsorted(sums, (numbers * sums[:, -1])[:, None], right=True)
+    # Rounding may leave nothing where p and q agree; then the rejected draft was as good as any.
+    found = torch.where((sums[:, -1:] > 0) & (found < weights.shape[1]), found, otherwise)
+    chosen: list[int] = found.squeeze(1).tolist()
+    return chosen
 
 
 @dataclass(frozen=True)
