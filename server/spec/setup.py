@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -27,14 +27,11 @@ from server.engine.components import (
 from server.engine.loading.load import resolve_load_format
 from server.engine.models.config import ModelConfig
 from server.engine.models.draft_kind import draft_kind
-from server.engine.models.linear_names import target_modules
-from server.engine.models.mtp_config import MTPConfig
 from server.engine.models.recurrent import RecurrentConfig, read_recurrent_config
 from server.engine.parallel import ParallelGroup
-from server.engine.quantization.formats import Formats, everything
-from server.engine.quantization.resolve import resolve_formats
 from server.engine.setup import ModelSetup, attention_need
 from server.errors import UserError
+from server.spec.draft_formats import check_quantization, draft_formats
 from server.spec.draft_plan import DraftPlan
 from server.spec.drafting import draft_max_model_len, is_adaptive, k_row, method_row, num_tokens, synthetic_acceptance
 from server.spec.settings import KEY, NGRAM_TOKENS, Method, SpeculativeSettings
@@ -169,10 +166,9 @@ def _setup(
     layers = config if isinstance(config, ModelConfig) else config.model
     dtype, device = target.dtype, target.device
     group = _parallel_group(target, settings)
-    formats, belongs = _formats(checkpoint, config, target)
-    labels = "+".join(sorted(formats.labels(belongs)))
+    found = draft_formats(checkpoint, config)
     quantization_ask = Ask("draft", "quantization", KEY + "quantization", settings.quantization)
-    _check_quantization(quantization_ask, labels, formats)
+    check_quantization(quantization_ask, found)
 
     kv_ask = Ask("draft", "kv_cache_dtype", KEY + "kv_cache_dtype", settings.kv_cache_dtype, requests.kv_cache_dtype)
     kv_name = kv_ask.effective or "auto"
@@ -189,7 +185,7 @@ def _setup(
     attention = resolve_attention(attention_ask, need, requests.block_size, sharing)
 
     moe_ask = Ask("draft", "moe", KEY + "moe_backend", settings.moe_backend, requests.moe_backend)
-    needs = moe_needs(layers, formats.experts(belongs), device, dtype, group)
+    needs = moe_needs(layers, found.experts, device, dtype, group)
     moe = resolve_moe(moe_ask, needs) if needs else None
     if moe is None:
         refuse_moe_backend_without_experts(moe_ask, f"the draft {checkpoint.source}")
@@ -198,7 +194,7 @@ def _setup(
         attention_ask.row(attention.name, attention.why, attention.rejected),
         kv_ask.row(plain_name(kv_dtype), "the draft's own dtype"),
         load_row,
-        quantization_ask.row(labels, formats.why(belongs)),
+        quantization_ask.row(found.labels, found.why),
     ]
     if moe is not None:
         rows.append(moe_ask.row(moe.name, moe.why, moe.rejected))
@@ -211,7 +207,7 @@ def _setup(
         kv_dtype=kv_dtype,
         attention=attention.name,
         moe=moe.name if moe else None,
-        formats=formats,
+        formats=found.formats,
         load_format=load_row.resolved,
         # Another seed, or random weights would make the draft its target's copy.
         seed=target.seed + 1,
@@ -229,38 +225,3 @@ def _parallel_group(target: ModelSetup, settings: SpeculativeSettings) -> Parall
             f"{' or '.join(map(str, allowed))} here."
         )
     return target.group if size is None else ParallelGroup(target.group.rank if size > 1 else 0, size)
-
-
-def _formats(
-    checkpoint: Checkpoint, config: ModelConfig | RecurrentConfig, target: ModelSetup
-) -> tuple[Formats, Callable[[str], bool]]:
-    """How the draft's weights are stored: its own checkpoint's word, never the target's.
-
-    Returns:
-        The formats of the checkpoint, and which of its modules are the draft's.
-    """
-    try:
-        if isinstance(config, MTPConfig) and config.embedded:
-            whole = ModelConfig.from_hf(checkpoint.config)
-            others = target_modules(whole)
-            return resolve_formats(checkpoint, whole), lambda module: not others(module)
-        layers = config if isinstance(config, ModelConfig) else config.model
-        return resolve_formats(checkpoint, layers), everything
-    except UserError as error:
-        raise UserError(f"draft: {KEY}model {checkpoint.source}: {error}") from None
-
-
-def _check_quantization(ask: Ask, labels: str, formats: Formats) -> None:
-    if ask.requested in (None, "auto"):
-        return
-    known = {
-        formats.method or "none",
-        labels,
-        *labels.split("+"),
-        *(label.split("_")[0] for label in labels.split("+")),
-    }
-    if ask.requested not in known:
-        raise UserError(
-            f"draft: {ask.setting} {ask.requested!r}: the draft's checkpoint is stored as {labels} "
-            f"(metadata: {formats.method or 'none'}). Leave it out, or name one of: auto, {', '.join(sorted(known))}."
-        )

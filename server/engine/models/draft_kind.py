@@ -9,6 +9,7 @@ from typing import Any, Literal
 from server.checkpoint.tensor_header import TensorHeader
 from server.engine.models.eagle3_names import canonical_name
 from server.engine.models.nextn_names import nextn_layers
+from server.engine.quantization.plain_headers import plain_headers
 from server.errors import UserError
 
 DraftKind = Literal["eagle3", "mtp", "draft_model"]
@@ -31,7 +32,7 @@ def draft_kind(config: Mapping[str, Any], headers: Mapping[str, TensorHeader]) -
     Raises:
         UserError: a kind of draft that is not supported, or nothing that could draft.
     """
-    return _from_tensors(headers) if headers else _from_config(config)
+    return _from_tensors(plain_headers(headers)) if headers else _from_config(config)
 
 
 def _from_tensors(headers: Mapping[str, TensorHeader]) -> DraftKind:

@@ -12,7 +12,8 @@ from server.engine.models.aux_layers import AuxLayers, aux_layers
 from server.engine.models.config import ModelConfig
 from server.engine.models.draft_vocab import DraftVocab, draft_vocab
 from server.engine.models.eagle3_layer_config import layer_config
-from server.engine.models.eagle3_names import file_names
+from server.engine.models.eagle3_names import canonical_name, file_names
+from server.engine.quantization.plain_headers import plain_headers
 from server.errors import UserError
 
 _DEFAULT_CAPTURED = 3
@@ -88,7 +89,7 @@ class Eagle3Config:
                 supported.
         """
         names = file_names(headers)
-        shapes = {part: headers[name].shape for part, name in names.items()}
+        shapes = {canonical_name(name): header.shape for name, header in plain_headers(headers).items()}
         inner = config.get("eagle_config")
         keys = Keys({**config, **(inner if isinstance(inner, Mapping) else {})}, {}, "the draft's config.json")
         _refuse_unsupported(keys, shapes)

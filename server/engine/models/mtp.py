@@ -19,7 +19,7 @@ from server.engine.models.layer import DecoderLayer
 from server.engine.models.mtp_config import MTPConfig
 from server.engine.models.nextn_names import EMBEDDING, HEAD, LAYER
 
-_TARGETS_OWN = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+_TARGETS_OWN = ("model.embed_tokens", "model.norm", "lm_head")
 
 
 class MTPLayer(nn.Module):
@@ -143,7 +143,11 @@ class MTPDraft(nn.Module):
 
     def ignored_weight(self, name: str) -> bool:
         """The target's tensors, later layers' copies of embedding and head, rotary tables, scales of activations."""
-        if name in _TARGETS_OWN or name.endswith(".rotary_emb.inv_freq") or self.formats.leaves_aside(name):
+        if (
+            name.rpartition(".")[0] in _TARGETS_OWN
+            or name.endswith(".rotary_emb.inv_freq")
+            or self.formats.leaves_aside(name)
+        ):
             return True
         match = LAYER.fullmatch(name)
         if match is None:
@@ -152,7 +156,8 @@ class MTPDraft(nn.Module):
         first = self.config.first
         if index < first:
             return self.config.embedded
-        return first < index < first + len(self.layers) and part in (EMBEDDING, HEAD)
+        later = first < index < first + len(self.layers)
+        return later and f"{part.rpartition('.')[0]}.weight" in (EMBEDDING, HEAD)
 
     def finish_loading(self) -> None:
         """See `RecurrentDraft`."""

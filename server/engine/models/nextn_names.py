@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from server.checkpoint.gguf_names import target_name
 from server.checkpoint.tensor_header import TensorHeader
 from server.checkpoint.text_config import is_nested, text_tensor_name
+from server.engine.quantization.plain_headers import plain_headers
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 COMBINE = "eh_proj.weight"
@@ -17,10 +18,10 @@ HEAD = "shared_head.head.weight"
 
 
 def hf_names(headers: Mapping[str, TensorHeader]) -> set[str]:
-    """The tensors under their names in a Hugging Face checkpoint of the text model alone."""
+    """The tensors under their names in a Hugging Face checkpoint of the text model alone, as if unquantised."""
     names: set[str] = set()
     nested = is_nested(headers)
-    for name, header in headers.items():
+    for name, header in plain_headers(headers).items():
         if name.startswith("blk."):
             # The one GGUF architecture with MTP layers; other tensors do not matter here.
             mapped = target_name("glm4moe", name, header.shape)

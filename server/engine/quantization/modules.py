@@ -9,7 +9,7 @@ from typing import NamedTuple
 from server.checkpoint.tensor_header import TensorHeader
 from server.checkpoint.text_config import is_nested, text_tensor_name
 
-_PART_OF_A_WEIGHT = re.compile(r"weight|weight_\w+|qweight|pre_quant_scale")
+PART_OF_A_WEIGHT = re.compile(r"weight|weight_\w+|qweight|pre_quant_scale")
 _NO_LINEAR_LAYER = re.compile(r"(.*\.)?(embed_tokens|gate|shared_expert_gate|\w*norm\w*)")
 
 
@@ -28,7 +28,7 @@ def weight_modules(headers: Mapping[str, TensorHeader]) -> dict[str, WeightModul
     modules: dict[str, WeightModule] = {}
     for stored_tensor, header in headers.items():
         stored, _, last = stored_tensor.rpartition(".")
-        if _PART_OF_A_WEIGHT.fullmatch(last):
+        if PART_OF_A_WEIGHT.fullmatch(last):
             mapped = (text_tensor_name(stored_tensor) if nested else None) or stored_tensor
             modules.setdefault(mapped.rpartition(".")[0], WeightModule(stored, {})).tensors[last] = header
     return {

@@ -7,7 +7,7 @@ quantised (a note), but not to be believed where it denies what lies in the file
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.headers import read_headers
@@ -30,24 +30,29 @@ _COMPUTED_TOGETHER = (
 """Modules with the same first group have to be stored alike."""
 
 
-def resolve_formats(checkpoint: Checkpoint, config: ModelConfig) -> Formats:
+def resolve_formats(checkpoint: Checkpoint, config: ModelConfig, names: Iterable[str] | None = None) -> Formats:
     """The formats of all linear modules in a checkpoint, those of a draft inside it included.
 
     Without weight files (load format dummy) the metadata alone decides. GGUF blocks are dequantised by the loader.
+
+    Args:
+        checkpoint: as located.
+        config: the model's that it holds; problems of the model's own modules are not overlooked.
+        names: linear modules that will be built, where there is no file to tell; the model's unless given.
 
     Raises:
         UserError: the metadata cannot be understood, or its method is not supported. What only concerns some modules
             is raised when `Formats` is asked about them.
     """
     if checkpoint.format == "gguf":
-        return Formats(dict.fromkeys(linear_names(config), UNQUANTIZED))
+        return Formats(dict.fromkeys(names or linear_names(config), UNQUANTIZED))
     declaration = read_declaration(checkpoint)
     modules = weight_modules(read_headers(checkpoint))
     in_target = target_modules(config)
     by_module: dict[str, WeightFormat | Problem] = {}
     notes: dict[str, str] = {}
     if not modules:
-        for name in linear_names(config):
+        for name in names or linear_names(config):
             by_module[name] = _declared_alone(name, declaration)
     for name, (stored, tensors) in modules.items():
         found, note = _module(names_of(stored, name), tensors, declaration, strict=in_target(name))
