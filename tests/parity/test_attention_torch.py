@@ -25,7 +25,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=ROWS,
     group=st.sampled_from([1, 3, 4, 8]),

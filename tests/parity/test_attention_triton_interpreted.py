@@ -65,7 +65,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     rows=ROWS,
     group=st.sampled_from([1, 3, 4, 8]),
