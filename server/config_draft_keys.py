@@ -59,9 +59,9 @@ DRAFT_KEYS: Mapping[str, DraftKey] = {
     "load_format": DraftKey(
         "FORMAT", _TARGETS, "safetensors, gguf or dummy, for the draft alone", "what the draft's files are"
     ),
-    "download_dir": DraftKey("FOLDER", _TARGETS, "where the draft's downloads are kept"),
+    "download_dir": DraftKey("FOLDER", _TARGETS, "where the draft's downloads are kept", "the Hugging Face cache"),
     "ignore_patterns": DraftKey(
-        "PATTERNS", "every weight file is read", "files of the draft to leave aside, such as original/*"
+        "PATTERNS", "every weight file is read", "files of the draft to leave aside, such as original/*", _SAME
     ),
     "quantization": DraftKey(
         "NAME", "what the draft's checkpoint says, never the target's", "checked against the checkpoint", _SAME

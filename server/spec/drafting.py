@@ -9,7 +9,6 @@ from server.checkpoint.checkpoint import Checkpoint
 from server.engine.check import CheckRow
 from server.engine.components import Ask
 from server.engine.models.config import ModelConfig
-from server.engine.models.recurrent import RecurrentConfig
 from server.errors import UserError
 from server.spec.settings import KEY, MAX_DRAFT_TOKENS, NEURAL_TOKENS, Method, SpeculativeSettings
 from server.spec.verify import SyntheticAcceptance
@@ -29,19 +28,16 @@ def draft_max_model_len(target_limit: int, settings: SpeculativeSettings, layers
         )
     limit = min(target_limit, asked or layers.max_position_embeddings)
     ask = Ask("draft", "max_model_len", KEY + "max_model_len", None if asked is None else str(asked))
-    return limit, ask.row(
-        str(limit),
-        f"the lesser of the target's {target_limit} and the draft's {layers.max_position_embeddings}",
+    row = ask.row(
+        str(limit), f"the lesser of the target's {target_limit} and the draft's {layers.max_position_embeddings}"
     )
+    return limit, row if asked in (None, limit) else replace(row, why=f"asked for {asked}; the target ends at {limit}")
 
 
-def num_tokens(settings: SpeculativeSettings, checkpoint: Checkpoint, method: Method) -> tuple[int, CheckRow]:
-    """k: named, what the draft's config says, or the default."""
+def num_tokens(settings: SpeculativeSettings, checkpoint: Checkpoint, method: Method) -> tuple[int, str]:
+    """k, and why: named, what the draft's config says, or the default."""
     named = settings.num_speculative_tokens
-    if named is not None:
-        return named, k_row(settings, named, "")
-    own, why = _own_num_tokens(checkpoint.config, method)
-    return own, k_row(settings, own, why)
+    return _own_num_tokens(checkpoint.config, method) if named is None else (named, "asked for")
 
 
 def _own_num_tokens(config: Mapping[str, object], method: Method) -> tuple[int, str]:
@@ -59,19 +55,18 @@ def _own_num_tokens(config: Mapping[str, object], method: Method) -> tuple[int, 
     return NEURAL_TOKENS, "the default; the draft's config names none"
 
 
-def k_row(settings: SpeculativeSettings, k: int, why: str) -> CheckRow:
-    """The table's line for k."""
-    named = settings.num_speculative_tokens
-    ask = Ask("draft", "num_speculative_tokens", KEY + "num_speculative_tokens", None if named is None else str(named))
-    return ask.row(f"{k}, adaptive" if is_adaptive(settings) else str(k), why)
+def check_rules(settings: SpeculativeSettings, k: int) -> None:
+    """A schedule must not ask for longer drafts than there are.
 
-
-def method_row(settings: SpeculativeSettings, method: Method, config: ModelConfig | RecurrentConfig | None) -> CheckRow:
-    """Which method, and what was inferred of a head."""
-    notes = "; ".join(config.notes) if config is not None and not isinstance(config, ModelConfig) else ""
-    ask = Ask("draft", "method", KEY + "method", settings.method)
-    row = ask.row(method, "told from the draft's tensors")
-    return replace(row, why="; ".join(part for part in (row.why, notes) if part))
+    Raises:
+        UserError: a rule's k is above `k`.
+    """
+    for rule in settings.num_speculative_tokens_per_batch_size or ():
+        if rule.k > k:
+            raise UserError(
+                f"draft: {KEY}num_speculative_tokens_per_batch_size [{rule.lo}, {rule.hi}, {rule.k}]: drafts have at "
+                f"most {k} tokens. Use at most {k}, or set {KEY}num_speculative_tokens to {rule.k}."
+            )
 
 
 def is_adaptive(settings: SpeculativeSettings) -> bool:

@@ -52,6 +52,11 @@ def _yes_or_no(value: object) -> object:
     return value
 
 
+def _no_patterns(value: object) -> object:
+    """An empty list for "auto": all of the draft's files count."""
+    return () if value in ("auto", ["auto"], ("auto",)) else value
+
+
 class BatchSizeRule(BaseModel):
     """k for steps with lo to hi running sequences."""
 
@@ -93,7 +98,7 @@ class SpeculativeSettings(BaseModel):
     )
     load_format: Annotated[Literal["auto", "safetensors", "gguf", "dummy"] | None, BeforeValidator(_lower)] = None
     download_dir: Annotated[str | None, Field(min_length=1)] = None
-    ignore_patterns: tuple[str, ...] | None = None
+    ignore_patterns: Annotated[tuple[str, ...] | None, BeforeValidator(_no_patterns)] = None
     quantization: Annotated[str | None, Field(min_length=1), BeforeValidator(_lower)] = None
     tensor_parallel_size: Annotated[int | None, Field(ge=1)] = None
     max_model_len: Annotated[int | None, Field(ge=1)] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.headers import read_headers
-from server.checkpoint.locate import locate
+from server.checkpoint.locate import ignoring, locate
 from server.checkpoint.tensor_header import TensorHeader
 from server.engine.attention.registry import attention_backend
 from server.engine.check import CheckRow
@@ -33,9 +33,10 @@ from server.engine.setup import ModelSetup, attention_need
 from server.errors import UserError
 from server.spec.draft_formats import check_quantization, draft_formats
 from server.spec.draft_plan import DraftPlan
-from server.spec.drafting import draft_max_model_len, is_adaptive, k_row, method_row, num_tokens, synthetic_acceptance
+from server.spec.drafting import check_rules, draft_max_model_len, is_adaptive, num_tokens, synthetic_acceptance
+from server.spec.rows import drafting_rows, lookup_rows, method_row, model_rows
 from server.spec.settings import KEY, NGRAM_TOKENS, Method, SpeculativeSettings
-from server.spec.vocabulary import shared_vocab_size
+from server.spec.vocabulary import check_tokens_of_head, shared_vocab_size
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class TargetRequests:
     download_dir: str | None
     block_size: int
     max_model_len: int
+    tokenizer: str | None = None
 
 
 def plan_draft(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> DraftPlan:
@@ -66,9 +68,9 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
     settings = _with_method(settings, method)
     config = _config(method, checkpoint, headers, target, settings)
     setup = _setup(target, requests, settings, method, checkpoint, config, ask.row(load_format, "what the files are"))
-    layers = setup.layers
-    max_model_len, len_row = draft_max_model_len(requests.max_model_len, settings, layers)
-    k, k_row = num_tokens(settings, checkpoint, method)
+    max_model_len, len_row = draft_max_model_len(requests.max_model_len, settings, setup.layers)
+    k, why = num_tokens(settings, checkpoint, method)
+    check_rules(settings, k)
     return DraftPlan(
         method=method,
         num_tokens=k,
@@ -77,16 +79,22 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
         setup=setup,
         capture=() if isinstance(config, ModelConfig) else config.capture,
         max_model_len=max_model_len,
-        shared_vocab_size=shared_vocab_size(target, setup) if method == "draft_model" else target.layers.vocab_size,
+        shared_vocab_size=_shared_vocab_size(target, setup, requests),
         probabilistic=settings.draft_sample_method == "probabilistic",
         synthetic=synthetic_acceptance(settings, k),
         lookup=(settings.lookup_min, settings.lookup_max),
-        rows=(method_row(settings, method, config), k_row, len_row),
+        rows=(
+            method_row(settings, method, config),
+            *drafting_rows(settings, k, why),
+            len_row,
+            *model_rows(settings, config),
+        ),
     )
 
 
 def _ngram(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> DraftPlan:
     k = settings.num_speculative_tokens or NGRAM_TOKENS
+    check_rules(settings, k)
     return DraftPlan(
         method="ngram",
         num_tokens=k,
@@ -99,22 +107,37 @@ def _ngram(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSe
         probabilistic=False,
         synthetic=synthetic_acceptance(settings, k),
         lookup=(settings.lookup_min, settings.lookup_max),
-        rows=(method_row(settings, "ngram", None), k_row(settings, k, "the default of ngram")),
+        rows=(
+            method_row(settings, "ngram", None),
+            *drafting_rows(settings, k, "the default of ngram"),
+            *lookup_rows(settings),
+        ),
     )
 
 
 def _locate(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSettings) -> Checkpoint:
+    patterns = settings.ignore_patterns
     if settings.model is None:
-        checkpoint = target.checkpoint
-    else:
-        folder = settings.download_dir or requests.download_dir
-        try:
-            checkpoint = locate(settings.model, download_dir=Path(folder) if folder else None)
-        except UserError as error:
-            raise UserError(f"draft: {KEY}model {settings.model!r}: {error}") from None
-    if settings.ignore_patterns is None:
-        return checkpoint
-    return replace(checkpoint, ignore_patterns=settings.ignore_patterns)
+        if settings.download_dir not in (None, "auto"):
+            raise UserError(
+                f"draft: {KEY}download_dir {settings.download_dir}: without {KEY}model the draft lies in the target's "
+                "checkpoint, so nothing is downloaded for it. Leave it out."
+            )
+        return target.checkpoint if patterns is None else ignoring(target.checkpoint, patterns)
+    folder = requests.download_dir if settings.download_dir is None else settings.download_dir
+    path = None if folder in (None, "auto") else Path(folder)
+    try:
+        return locate(settings.model, download_dir=path, ignore_patterns=patterns or ())
+    except UserError as error:
+        raise UserError(f"draft: {KEY}model {settings.model!r}: {error}") from None
+
+
+def _shared_vocab_size(target: ModelSetup, draft: ModelSetup, requests: TargetRequests) -> int:
+    if isinstance(draft.config, ModelConfig):
+        return shared_vocab_size(target, draft, requests.tokenizer, requests.download_dir)
+    if draft.checkpoint.path != target.checkpoint.path:
+        check_tokens_of_head(target, draft, requests.tokenizer, requests.download_dir)
+    return target.layers.vocab_size
 
 
 def _load_format(ask: Ask, checkpoint: Checkpoint) -> str:
@@ -195,6 +218,7 @@ def _setup(
         kv_ask.row(plain_name(kv_dtype), "the draft's own dtype"),
         load_row,
         quantization_ask.row(found.labels, found.why),
+        _group_ask(target, settings).row(str(group.size), ""),
     ]
     if moe is not None:
         rows.append(moe_ask.row(moe.name, moe.why, moe.rejected))
@@ -214,6 +238,11 @@ def _setup(
         group=group,
         rows=tuple(rows),
     )
+
+
+def _group_ask(target: ModelSetup, settings: SpeculativeSettings) -> Ask:
+    key, asked = "tensor_parallel_size", settings.tensor_parallel_size
+    return Ask("draft", key, KEY + key, None if asked is None else str(asked), str(target.group.size))
 
 
 def _parallel_group(target: ModelSetup, settings: SpeculativeSettings) -> ParallelGroup:
