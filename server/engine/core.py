@@ -8,10 +8,12 @@ import time
 from server.engine.executor import PhaseSeconds, StepExecutor
 from server.engine.link import Link
 from server.engine.models.draft import TargetHidden
+from server.engine.pipeline import Pipeline
 from server.engine.request import Request
+from server.engine.run_ahead import RunAhead
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler
-from server.engine.step import StepPlan
+from server.engine.step import BlockCopy, StepPlan
 from server.messages import Abort, DraftCounts, EngineOutputs, EngineRequest, EngineStats, RequestOutput, Shutdown
 from server.spec.speculator import Speculator
 
@@ -33,6 +35,7 @@ class EngineCore:
         vocab_size: int,
         sampled_vocab_size: int,
         max_model_len: int,
+        run_ahead: RunAhead | None = None,
     ) -> None:
         """Join the parts.
 
@@ -44,6 +47,7 @@ class EngineCore:
             vocab_size: ids that the model embeds.
             sampled_vocab_size: ids that the tokenizer knows; the rest of the embedding is padding.
             max_model_len: tokens of the longest sequence.
+            run_ahead: launches steps before the last one's tokens are known; None to wait for each.
         """
         self._link = link
         self._scheduler = scheduler
@@ -56,6 +60,7 @@ class EngineCore:
         self._phase_seconds: PhaseSeconds = {}
         self._checked = True
         self._unsent: list[RequestOutput] = []
+        self._pipeline = Pipeline(run_ahead, scheduler, speculator, STEP_FAILED) if run_ahead is not None else None
 
     def run(self) -> None:
         """Until told to shut down."""
@@ -67,10 +72,15 @@ class EngineCore:
         outputs, self._unsent = self._unsent, []
         if not self._take_messages(outputs):
             return False
+        if self._pipeline is not None and self._pipeline.advance(outputs, self._phase_seconds):
+            self._link.send(EngineOutputs(outputs, self._stats()))
+            return True
         started = time.perf_counter()
         plan = self._scheduler.schedule()
         hidden = None
         if plan is not None:
+            if self._pipeline is not None:
+                self._pipeline.interrupt()
             self._phase_seconds.setdefault("schedule", []).append(time.perf_counter() - started)
             hidden = self._step(plan, outputs)
         elif not self._checked:
@@ -80,7 +90,16 @@ class EngineCore:
         # The tokens are on their way; what follows prepares the next step.
         if plan is not None and hidden is not None:
             self._unsent = self._finish(plan, hidden)
+            self._clear(self._scheduler.take_spoiled())
         return True
+
+    def _clear(self, blocks: list[int]) -> None:
+        """Overwrite blocks with block 0, which nobody writes: masked padding must still be finite."""
+        if blocks:
+            copies = [BlockCopy(0, block) for block in blocks]
+            self._executor.runner.copy_blocks(copies)
+            if self._speculator is not None:
+                self._speculator.proposer.copy_blocks(copies)
 
     def _take_messages(self, outputs: list[RequestOutput]) -> bool:
         idle = self._scheduler.running == self._scheduler.waiting == 0
@@ -153,7 +172,7 @@ class EngineCore:
             preemptions=self._scheduler.preemptions,
             prefix_queries=kv.queries,
             prefix_hits=kv.hits,
-            steps=self._steps,
+            steps=self._steps + (self._pipeline.steps if self._pipeline is not None else 0),
             phase_seconds=phases,
             drafts=self._speculator.counts() if self._speculator is not None else DraftCounts(),
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from server.engine.batch import Span
+from server.engine.batch import Batch, Span
 from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Draft
@@ -18,6 +18,7 @@ from server.engine.sampling.logprobs import token_logprobs
 from server.engine.sampling.request import SampleRow
 from server.engine.sampling.sampler import Sampler, target_probabilities
 from server.engine.step import RowResult, StepPlan, StepRow
+from server.engine.uniform import UniformForward
 from server.messages import TokenLogprobs
 from server.spec.verify import DrawnDraft, SyntheticAcceptance, accept_or_resample, confirmed
 
@@ -41,13 +42,20 @@ class StepResult:
 class StepExecutor:
     """Runs steps on one target model."""
 
-    def __init__(self, runner: ModelRunner[CausalLM], synthetic: SyntheticAcceptance | None = None) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner[CausalLM],
+        synthetic: SyntheticAcceptance | None = None,
+        uniform: Mapping[int, UniformForward] | None = None,
+    ) -> None:
         """Make an executor.
 
         Args:
             runner: the target's.
             synthetic: accepts drafts by lot, for benchmarks.
+            uniform: captured forward passes over rows that all bring so many tokens; other steps run eagerly.
         """
+        self._uniform = uniform or {}
         self.runner = runner
         self._synthetic = synthetic
         self._sampler = Sampler()
@@ -59,15 +67,25 @@ class StepExecutor:
         if plan.copies:
             self.runner.copy_blocks(plan.copies)
         batch = self.runner.batch([Span(row.request.blocks, row.start, row.token_ids) for row in plan.rows])
-        hidden = self.runner.model(batch.input_ids, batch.positions, self.runner.attention.plan(batch.step))
+        hidden = self._forward(batch, {row.count for row in plan.rows})
         forwarded = time.perf_counter()
         rows = self._results(plan.rows, batch.step.query_start, hidden.final)
         phase_seconds.setdefault("target", []).append(forwarded - started)
         phase_seconds.setdefault("verify", []).append(time.perf_counter() - forwarded)
         return StepResult(rows, hidden)
 
+    def _forward(self, batch: Batch, counts: set[int]) -> TargetHidden:
+        if len(counts) == 1:
+            captured = self._uniform.get(*counts)
+            if captured is not None and captured.fits(len(batch.step.seq_lens)):
+                return captured.run_batch(batch)
+        plan = self.runner.attention.plan(batch.step)
+        hidden: TargetHidden = self.runner.model(batch.input_ids, batch.positions, plan)
+        return hidden
+
     def _results(self, rows: Sequence[StepRow], query_start: list[int], hidden: Tensor) -> list[RowResult]:
-        wanted = [self._sample_rows(row) for row in rows]
+        broken = _broken(query_start, hidden)
+        wanted = [[] if i in broken else self._sample_rows(row) for i, row in enumerate(rows)]
         # Logits only for the tokens that need them: the last of each sequence, and its drafts.
         indices = [query_start[i + 1] - len(own) + j for i, own in enumerate(wanted) for j in range(len(own))]
         logits = hidden.new_empty(0, 0)
@@ -83,6 +101,9 @@ class StepExecutor:
         at = 0
         for i, (row, own, emitted) in enumerate(zip(rows, wanted, gained, strict=True)):
             to = at + len(own)
+            if i in broken:
+                results.append(RowResult(broken=True))
+                continue
             prompt = self._prompt_logprobs(row, hidden[query_start[i] : query_start[i + 1]])
             scores = _rescored(row, emitted, logits[at:to], sampled[at:to], logprobs[at:to])
             results.append(RowResult(tuple(emitted), scores, prompt))
@@ -138,6 +159,15 @@ class StepExecutor:
             piece = targets[at : at + 256]
             found += token_logprobs(self.runner.model.logits(hidden[at : at + len(piece)]), piece, top)
         return tuple(found)
+
+
+def _broken(query_start: list[int], hidden: Tensor) -> set[int]:
+    """Rows that hold NaN or infinity, as float16 makes them of numbers that it cannot hold."""
+    finite = hidden.isfinite().all(-1)
+    if bool(finite.all()):
+        return set()
+    tokens = finite.tolist()
+    return {i for i in range(len(query_start) - 1) if not all(tokens[query_start[i] : query_start[i + 1]])}
 
 
 def _rescored(

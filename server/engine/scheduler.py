@@ -12,6 +12,11 @@ from server.engine.request import NO_DRAFT, Draft, Request
 from server.engine.step import BlockCopy, DraftRow, RowResult, StepPlan, StepRow
 from server.messages import FinishReason, RequestOutput
 
+NOT_FINITE = (
+    "The model made numbers of this request that are not finite (NaN or infinity). In float16 that is often overflow: "
+    "serve it with --dtype bfloat16 or float32."
+)
+
 
 @dataclass(frozen=True)
 class SchedulerLimits:
@@ -37,6 +42,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._waiting: list[tuple[tuple[int, float, int], Request]] = []
         self._ended: list[Request] = []
+        self._spoiled: list[int] = []
 
     @property
     def running(self) -> int:
@@ -120,6 +126,33 @@ class Scheduler:
                 copies += copied
         return StepPlan(tuple(rows), tuple(copies)) if rows else None
 
+    def ahead(self, per_step: int, drafts: int) -> list[Request] | None:
+        """The requests of a step that can be launched while the last one is under way, with room for its tokens.
+
+        Args:
+            per_step: tokens that a step makes of a sequence at most.
+            drafts: tokens that are drafted after it.
+
+        Returns:
+            All running requests but those that end with what is under way; None when `schedule` must decide, with all
+            results at hand: a prompt is to be computed, or a block is lacking.
+        """
+        if self.waiting and len(self._running) < self.limits.max_num_seqs:
+            return None
+        if len(self._running) * per_step > self.limits.max_num_batched_tokens:
+            return None
+        requests = []
+        for request in self._running:
+            if not request.started or not request.in_flight and request.remaining != 1:
+                return None
+            under_way = len(request.tokens) + request.in_flight * per_step
+            if len(request.tokens) + request.in_flight >= request.max_len:
+                continue
+            if not self.kv.grow(request, under_way + per_step + drafts):
+                return None
+            requests.append(request)
+        return requests
+
     def _admissions(self, budget: int) -> Iterator[tuple[StepRow, tuple[BlockCopy, ...]]]:
         while self._waiting and budget and len(self._running) < self.limits.max_num_seqs:
             request = self._waiting[0][1]
@@ -180,12 +213,18 @@ class Scheduler:
     def commit(self, plan: StepPlan, results: list[RowResult]) -> list[RequestOutput]:
         """Take over what a step computed; `results` stands in the order of the plan's rows.
 
-        Requests that end keep their blocks until `settle`: the draft model may have to write the step's tokens too.
+        Rows of requests that are gone by now are passed over. Requests that end keep their blocks until `settle`: the
+        draft model may have to write the step's tokens too.
         """
         outputs = []
         for row, result in zip(plan.rows, results, strict=True):
             request = row.request
+            if self._requests.get(request.request_id) is not request:
+                continue
             request.draft = NO_DRAFT
+            if result.broken:
+                outputs.append(self._give_up(row))
+                continue
             request.computed = row.end - len(row.drafts) + result.accepted
             if result.prompt_logprobs:
                 request.prompt_logprobs = [*(request.prompt_logprobs or [None]), *result.prompt_logprobs]
@@ -225,6 +264,25 @@ class Scheduler:
             self.kv.release(request)
         self._ended = []
 
+    def _end(self, request: Request) -> None:
+        """No more steps; the blocks follow in `settle`."""
+        del self._requests[request.request_id]
+        self._running.remove(request)
+        self._ended.append(request)
+
+    def _give_up(self, row: StepRow) -> RequestOutput:
+        """End a request whose numbers went wrong; what it wrote must reach nobody, not even as masked padding."""
+        request = row.request
+        request.computed = row.start
+        self._spoiled += request.blocks[row.start // self.kv.block_size :]
+        self._end(request)
+        return RequestOutput(request.request_id, [], finish_reason="error", error=NOT_FINITE)
+
+    def take_spoiled(self) -> list[int]:
+        """Blocks to be overwritten with zeros before anyone gets them."""
+        spoiled, self._spoiled = self._spoiled, []
+        return spoiled
+
     def _advance(self, row: StepRow, result: RowResult) -> RequestOutput:
         request = row.request
         params = request.params
@@ -252,9 +310,7 @@ class Scheduler:
         if finish is not None:
             # Tokens beyond the end were computed for nothing and are no part of the sequence.
             request.computed = min(request.computed, len(request.tokens))
-            del self._requests[request.request_id]
-            self._running.remove(request)
-            self._ended.append(request)
+            self._end(request)
         # What lies beyond the end of the sequence counts neither as drafted nor as accepted.
         counted = len(row.drafts) if finish is None else min(len(row.drafts), kept)
         return RequestOutput(

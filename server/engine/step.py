@@ -69,6 +69,8 @@ class RowResult:
     """Of each of them, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that this chunk's logits predict."""
+    broken: bool = False
+    """Whether the model made NaN or infinity of the row; then nothing else counts."""
 
     @property
     def accepted(self) -> int:
