@@ -51,6 +51,8 @@ class Request:
     """Leading tokens that are in the draft model's own cache, where it keeps one of its own."""
     started: bool = False
     """Whether an output was sent."""
+    in_flight: int = 0
+    """Steps under way whose tokens are not among `tokens` yet; each makes at least one."""
 
     @property
     def request_id(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from server.checkpoint.tokenizer import load_tokenizer
 from server.config import Settings
 from server.engine.core import EngineCore
+from server.engine.execution import Execution, ExecutionNeed, make_execution
 from server.engine.executor import StepExecutor
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
@@ -21,6 +22,7 @@ from server.engine.models.decoder import CausalLM
 from server.engine.plan import EnginePlan, kv_group_rows, make_plan
 from server.engine.readback import read_back
 from server.engine.request import Request
+from server.engine.run_ahead import Drafting
 from server.engine.runner import ModelRunner, build_target
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler, SchedulerLimits
@@ -85,8 +87,11 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
     looks_ahead = built.draft is not None and built.draft.speculator.proposer.last_slot_looks_ahead
     kv = KVCache(blocks, settings.block_size, settings.enable_prefix_caching, looks_ahead)
     max_model_len = _fitting_length(settings, plan, kv.capacity)
-    executor = StepExecutor(built.target, plan.draft.synthetic if plan.draft else None)
+    sampled_vocab_size = _sampled_vocab_size(settings, plan)
+    execution = _execution(settings, plan, built, max_model_len, sampled_vocab_size)
+    executor = StepExecutor(built.target, plan.draft.synthetic if plan.draft else None, execution.uniform)
     _warm_up(executor, built.draft)
+    execution.capture(_progress(link, "capturing graphs"))
     limits = SchedulerLimits(
         settings.max_num_seqs,
         plan.max_num_batched_tokens,
@@ -99,8 +104,9 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
         executor,
         built.draft.speculator if built.draft else None,
         plan.target.layers.vocab_size,
-        _sampled_vocab_size(settings, plan),
+        sampled_vocab_size,
         max_model_len,
+        execution.run_ahead,
     )
     link.send(
         EngineReady(
@@ -167,6 +173,24 @@ def _progress(link: Link, stage: str) -> Callable[[int, int], None]:
         link.send(Progress(stage, done, total))
 
     return report
+
+
+def _execution(
+    settings: Settings, plan: EnginePlan, built: Built, max_model_len: int, sampled_vocab_size: int
+) -> Execution:
+    drafting = None
+    if plan.draft is not None and built.draft is not None and built.draft.on_device is not None:
+        k, synthetic = plan.draft.num_tokens, plan.draft.synthetic
+        drafting = Drafting(built.draft.on_device, k, plan.draft.max_model_len, synthetic)
+    need = ExecutionNeed(
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        sampled_vocab_size=sampled_vocab_size,
+        drafted=plan.draft.num_tokens if plan.draft is not None else 0,
+        drafting=drafting,
+        capture=not settings.enforce_eager,
+    )
+    return make_execution(built.target, built.draft.runner if built.draft is not None else None, need)
 
 
 def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built) -> int:

@@ -12,6 +12,7 @@ from server.engine.models.mtp import MTPDraft
 from server.engine.runner import ModelRunner, Progress, build_draft_model, build_head
 from server.spec.base import Proposer
 from server.spec.choice import DraftChoice
+from server.spec.device_draft import DeviceDraft, ModelDeviceDraft, RecurrentDeviceDraft
 from server.spec.draft_model import DraftModelProposer
 from server.spec.draft_plan import DraftPlan
 from server.spec.length import DraftLength
@@ -27,6 +28,8 @@ class BuiltDraft:
     speculator: Speculator
     runner: ModelRunner[CausalLM | Eagle3Draft | MTPDraft] | None
     """Of the draft model, if there is one."""
+    on_device: DeviceDraft | None
+    """Drafts without the host; None where each draft needs it (ngram, drawn drafts)."""
 
 
 def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progress) -> BuiltDraft:
@@ -42,6 +45,7 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
         UserError: weights that do not fit.
     """
     proposer: Proposer
+    on_device: DeviceDraft | None = None
     runner: ModelRunner[CausalLM | Eagle3Draft | MTPDraft] | None = None
     choice = DraftChoice(plan.probabilistic)
     if plan.setup is None:
@@ -49,8 +53,11 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
     elif isinstance(plan.setup.config, ModelConfig):
         model = runner = build_draft_model(plan.setup, pages, progress)
         proposer = DraftModelProposer(model, choice, plan.max_model_len, plan.shared_vocab_size)
+        on_device = ModelDeviceDraft(model, plan.num_tokens, plan.shared_vocab_size)
     else:
         head = runner = build_head(plan.setup, pages, target, progress)
         proposer = RecurrentProposer(head, choice, plan.max_model_len, plan.shared_vocab_size)
+        on_device = RecurrentDeviceDraft(head, plan.num_tokens, plan.shared_vocab_size)
     length = DraftLength(plan.num_tokens, plan.adaptive, plan.rules)
-    return BuiltDraft(Speculator(proposer, length, plan.num_tokens), runner)
+    speculator = Speculator(proposer, length, plan.num_tokens)
+    return BuiltDraft(speculator, runner, None if plan.probabilistic else on_device)

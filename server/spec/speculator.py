@@ -37,6 +37,10 @@ class Speculator:
         for output in outputs:
             self._length.observe(requests[output.request_id], output)
 
+    def wanted(self, request: Request, running: int) -> int:
+        """Tokens to draft for a request while so many run, were there no other limit."""
+        return self._length.wanted(request, running) if request.params.draft else 0
+
     def draft(
         self,
         plan: StepPlan,
@@ -48,10 +52,7 @@ class Speculator:
         started = time.perf_counter()
         running = scheduler.running
 
-        def wanted(request: Request) -> int:
-            return self._length.wanted(request, running) if request.params.draft else 0
-
-        rows = scheduler.draft_rows(plan, wanted)
+        rows = scheduler.draft_rows(plan, lambda request: self.wanted(request, running))
         scheduler.settle(plan, rows, self.proposer.propose(rows, hidden))
         phase_seconds.setdefault("draft", []).append(time.perf_counter() - started)
 

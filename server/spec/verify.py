@@ -134,9 +134,26 @@ class SyntheticAcceptance:
 
     def confirmed(self, request: Request, drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
         """The tokens that a sequence gains by lot; arguments as of `confirmed`."""
-        positions = [len(request.output) + ahead for ahead in range(len(drafts))]
-        lots = uniforms([request.params.seed] * len(drafts), positions, Purpose.ACCEPT)
-        accepted = 0
-        while accepted < len(drafts) and lots[accepted] < self.rates[min(accepted, len(self.rates) - 1)]:
-            accepted += 1
+        (accepted,) = self.accepted([request.params.seed], [len(request.output)], [len(drafts)])
         return [*drafts[:accepted], sampled[accepted]]
+
+    def accepted(self, seeds: Sequence[int], positions: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """How many drafts of each sequence are accepted.
+
+        Args:
+            seeds: R requests' seeds.
+            positions: R numbers of tokens that they have generated.
+            drafted: R numbers of drafts.
+        """
+        longest = max(drafted, default=0)
+        if not longest:
+            return [0] * len(drafted)
+        lots = uniforms(
+            [seed for seed in seeds for _ in range(longest)],
+            [position + ahead for position in positions for ahead in range(longest)],
+            Purpose.ACCEPT,
+        ).reshape(-1, longest)
+        rates = np.array([self.rates[min(ahead, len(self.rates) - 1)] for ahead in range(longest)])
+        won = (lots < rates) & (np.arange(longest) < np.array(drafted)[:, None])
+        accepted: list[int] = won.cumprod(1).sum(1).tolist()
+        return accepted

@@ -63,6 +63,8 @@ class MoEBackend(Protocol):
     """Computes routed experts; one instance per layer, no state besides the need."""
 
     name: ClassVar[str]
+    capturable: ClassVar[bool]
+    """Whether `forward` can be captured in a CUDA graph: it neither waits for the device nor asks it for sizes."""
     need: MoENeed
 
     @classmethod

@@ -18,6 +18,7 @@ class GroupedMMMoE:
     """`torch.nn.functional.grouped_mm` over all experts; it never synchronises with the device."""
 
     name: ClassVar[str] = "grouped_mm"
+    capturable: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, need: MoENeed) -> Unsupported | None:

@@ -21,6 +21,7 @@ class TorchMoE:
     """
 
     name: ClassVar[str] = "torch"
+    capturable: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, need: MoENeed) -> Unsupported | None:

@@ -50,6 +50,7 @@ class TorchInt4MoE:
     """A loop over the experts that received tokens; memory and reads are those of 4-bit weights."""
 
     name: ClassVar[str] = "torch_int4"
+    capturable: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, need: MoENeed) -> Unsupported | None:

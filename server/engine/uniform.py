@@ -1,0 +1,142 @@
+"""Forward passes over rows that bring as many new tokens each: decoding, and verifying k drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from server.engine.attention.base import AttentionBackend, CapturableAttention, StepMetadata, UniformStep
+from server.engine.batch import Batch
+from server.engine.graphs import Graphs
+from server.engine.kv.groups import Pages
+from server.engine.models.decoder import CausalLM
+from server.engine.models.draft import TargetHidden
+from server.engine.runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the new tokens of uniform rows stand, all on the device."""
+
+    positions: Tensor
+    """int64 [R * query_len]."""
+    step: UniformStep
+
+
+def places(first: Tensor, query_len: int, blocks: Tensor, real: Tensor, pages: Pages) -> Places:
+    """Lay out `query_len` tokens a row.
+
+    Args:
+        first: int64 [R], the first one's position.
+        query_len: tokens a row.
+        blocks: int64 [R, W], the rows' blocks, wide enough for every position.
+        real: bool [R], false for rows of padding.
+        pages: how blocks are cut.
+    """
+    size = pages.block_size
+    positions = first[:, None] + torch.arange(query_len, device=first.device)
+    slots = blocks.gather(1, positions // size) * size + positions % size
+    step = UniformStep(
+        query_len=query_len,
+        longest=blocks.shape[1] * size,
+        seq_lens=torch.where(real, first + query_len, 0).to(torch.int32),
+        block_tables=page_tables(blocks, pages),
+        slot_mapping=torch.where(real[:, None], slots, -1).flatten(),
+    )
+    return Places(positions.flatten(), step)
+
+
+def page_tables(blocks: Tensor, pages: Pages) -> Tensor:
+    """Blocks [R, W] -> their kernel pages [R, W * pages a block], which follow each other."""
+    ratio = pages.per_block
+    if ratio == 1:
+        return blocks
+    return (blocks[:, :, None] * ratio + torch.arange(ratio, device=blocks.device)).flatten(1)
+
+
+def plan_of(attention: AttentionBackend, step: UniformStep) -> Any:
+    """The backend's plan; one that cannot do without lengths on the host makes it wait for them."""
+    if isinstance(attention, CapturableAttention):
+        return attention.plan_uniform(step)
+    starts = list(range(0, len(step.slot_mapping) + 1, step.query_len))
+    lengths = step.seq_lens.tolist()
+    return attention.plan(StepMetadata(starts, lengths, step.block_tables, step.slot_mapping))
+
+
+class UniformForward:
+    """The target's forward pass over uniform rows, from inputs at fixed addresses."""
+
+    def __init__(
+        self, runner: ModelRunner[CausalLM], query_len: int, sizes: Sequence[int], width: int, graphs: Graphs
+    ) -> None:
+        """Make the inputs' memory.
+
+        Args:
+            runner: the target's.
+            query_len: new tokens a row.
+            sizes: numbers of rows that are run; others are padded.
+            width: blocks of the longest sequence.
+            graphs: keeps what is captured.
+        """
+        most, device = max(sizes), runner.setup.device
+        self.runner = runner
+        self.query_len = query_len
+        self._sizes = sorted(sizes)
+        self._graphs = graphs
+        self._longest = width * runner.pages.block_size
+        self.ids = torch.zeros(most * query_len, dtype=torch.int64, device=device)
+        self.positions = torch.zeros_like(self.ids)
+        self._slots = torch.full_like(self.ids, -1)
+        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(most, width * runner.pages.per_block, dtype=torch.int64, device=device)
+
+    def size(self, rows: int) -> int:
+        """Rows that are run for so many; without graphs, none are padded."""
+        if not self._graphs.enabled:
+            return rows
+        return next(size for size in self._sizes if size >= rows)
+
+    def fits(self, rows: int) -> bool:
+        """Whether so many rows can be run."""
+        return rows <= self._sizes[-1]
+
+    def fill(self, ids: Tensor, at: Places) -> None:
+        """Take the inputs of as many rows as `ids` [R, query_len] has; the padding is among them."""
+        rows, tokens = len(at.step.seq_lens), len(at.positions)
+        self.ids[:tokens].copy_(ids.reshape(-1))
+        self.positions[:tokens].copy_(at.positions)
+        self._slots[:tokens].copy_(at.step.slot_mapping)
+        self._lengths[:rows].copy_(at.step.seq_lens)
+        self._tables[:rows, : at.step.block_tables.shape[1]].copy_(at.step.block_tables)
+
+    def run_batch(self, batch: Batch) -> TargetHidden:
+        """Run rows that the host laid out; the result is overwritten by the next run."""
+        step, device = batch.step, self.ids.device
+        rows = len(step.seq_lens)
+        tokens, size = rows * self.query_len, self.size(rows)
+        self.ids[:tokens].copy_(batch.input_ids)
+        self.positions[:tokens].copy_(batch.positions)
+        self._slots[:tokens].copy_(step.slot_mapping)
+        self._slots[tokens : size * self.query_len].fill_(-1)
+        lengths = torch.tensor([*step.seq_lens, *[0] * (size - rows)], dtype=torch.int32)
+        self._lengths[:size].copy_(lengths.pin_memory() if device.type == "cuda" else lengths, non_blocking=True)
+        self._tables[:rows, : step.block_tables.shape[1]].copy_(step.block_tables)
+        hidden = self.run(size)
+        return TargetHidden(hidden.final[:tokens], None if hidden.aux is None else hidden.aux[:tokens])
+
+    def run(self, size: int) -> TargetHidden:
+        """Run `size` rows of what the inputs hold; the result [size * query_len, …] is overwritten by the next run."""
+        return self._graphs.run(("forward", self.query_len, size), lambda: self._forward(size))
+
+    def _forward(self, size: int) -> TargetHidden:
+        tokens = size * self.query_len
+        step = UniformStep(
+            self.query_len, self._longest, self._lengths[:size], self._tables[:size], self._slots[:tokens]
+        )
+        plan = plan_of(self.runner.attention, step)
+        hidden: TargetHidden = self.runner.model(self.ids[:tokens], self.positions[:tokens], plan)
+        return hidden

@@ -1,0 +1,128 @@
+"""Drafting without the host: the whole chain of k steps from what a verification left on the device.
+
+The same arithmetic as the proposers', for rows of equal length: all k + 1 verified tokens of a row are taken in, the
+rejected ones among them. What those write lies beyond the accepted tokens, where the chain writes again before it
+reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from server.engine.models.decoder import CausalLM
+from server.engine.models.draft import DraftHidden, RecurrentDraft, TargetHidden
+from server.engine.models.eagle3 import Eagle3Draft
+from server.engine.models.mtp import MTPDraft
+from server.engine.runner import ModelRunner
+from server.engine.uniform import places, plan_of
+
+
+@dataclass(frozen=True)
+class Verified:
+    """R rows after a verification of k drafts each."""
+
+    first: Tensor
+    """int64 [R], position of the first verified token."""
+    inputs: Tensor
+    """int64 [R, k + 1], the verified tokens: the newest one of the sequence, then its drafts."""
+    emitted: Tensor
+    """int64 [R, k + 1], the accepted drafts and the token after them; beyond these, anything."""
+    accepted: Tensor
+    """int64 [R], 0 to k."""
+    hidden: TargetHidden
+    """Of the verified tokens, [R * (k + 1), …]."""
+    blocks: Tensor
+    """int64 [R, W]."""
+    real: Tensor
+    """bool [R], false for rows of padding."""
+
+
+class DeviceDraft(Protocol):
+    """Makes k tokens a row; never waits for the device where its attention does not."""
+
+    def draft(self, verified: Verified) -> Tensor:
+        """Take note of a verification and draft: int64 [R, k]."""
+
+
+class RecurrentDeviceDraft:
+    """Chains of an EAGLE-3 or MTP head; see `RecurrentProposer`."""
+
+    def __init__(self, runner: ModelRunner[Eagle3Draft | MTPDraft], num_tokens: int, vocab_size: int) -> None:
+        """Make a chain.
+
+        Args:
+            runner: the head's.
+            num_tokens: k.
+            vocab_size: the target's.
+        """
+        self._runner = runner
+        self._model: RecurrentDraft = runner.model
+        self._num_tokens = num_tokens
+        self._vocab_size = vocab_size
+
+    def draft(self, verified: Verified) -> Tensor:
+        """See `DeviceDraft.draft`."""
+        rows, width = verified.emitted.shape
+        made = self._run(self._model.combine(verified.hidden), verified.emitted, verified.first, verified, 0)
+        last = torch.arange(0, rows * width, width, device=verified.first.device) + verified.accepted
+        output, recurrent = made.output[last], made.recurrent[last]
+        drafted = [self._choose(output)]
+        for ahead in range(1, self._num_tokens):
+            first = verified.first + verified.accepted + ahead
+            made = self._run(recurrent, drafted[-1][:, None], first, verified, ahead)
+            recurrent = made.recurrent
+            drafted.append(self._choose(made.output))
+        return torch.stack(drafted, 1)
+
+    def _run(self, hidden: Tensor, ids: Tensor, first: Tensor, verified: Verified, step: int) -> DraftHidden:
+        at = places(first, ids.shape[1], verified.blocks, verified.real, self._runner.pages)
+        return self._model(hidden, ids.flatten(), at.positions, plan_of(self._runner.attention, at.step), step)
+
+    def _choose(self, output: Tensor) -> Tensor:
+        logits, ids = self._model.logits(output), self._model.target_ids
+        if ids is None:
+            return logits[:, : self._vocab_size].max(-1).indices
+        return ids[logits.max(-1).indices]
+
+
+class ModelDeviceDraft:
+    """Chains of a draft that is a whole model; see `DraftModelProposer`."""
+
+    def __init__(self, runner: ModelRunner[CausalLM], num_tokens: int, vocab_size: int) -> None:
+        """Make a chain.
+
+        Args:
+            runner: the draft model's.
+            num_tokens: k.
+            vocab_size: ids that both models know.
+        """
+        self._runner = runner
+        self._num_tokens = num_tokens
+        self._vocab_size = vocab_size
+
+    def draft(self, verified: Verified) -> Tensor:
+        """See `DeviceDraft.draft`.
+
+        The draft model has run all tokens but the newest and, if every draft was accepted, the last draft: running both
+        in any case keeps the rows alike.
+        """
+        last = verified.accepted[:, None]
+        both = torch.cat((verified.inputs.gather(1, last), verified.emitted.gather(1, last)), 1)
+        output = self._run(both, verified.first + verified.accepted, verified)[1::2]
+        drafted = [self._choose(output)]
+        for ahead in range(1, self._num_tokens):
+            first = verified.first + verified.accepted + 1 + ahead
+            drafted.append(self._choose(self._run(drafted[-1][:, None], first, verified)))
+        return torch.stack(drafted, 1)
+
+    def _run(self, ids: Tensor, first: Tensor, verified: Verified) -> Tensor:
+        at = places(first, ids.shape[1], verified.blocks, verified.real, self._runner.pages)
+        hidden: TargetHidden = self._runner.model(ids.flatten(), at.positions, plan_of(self._runner.attention, at.step))
+        return hidden.final
+
+    def _choose(self, output: Tensor) -> Tensor:
+        return self._runner.model.logits(output)[:, : self._vocab_size].max(-1).indices
