@@ -68,7 +68,7 @@ def tiny_crowded(shared: Start, tiny_folder: Path) -> LiveServer:
 def smollm2(shared: Start) -> LiveServer:
     """The embedded model in fp32, with small steps and few blocks."""
     return shared(
-        "--dtype", "float32", "--num-kv-blocks", "46", "--max-num-batched-tokens", "128", "--max-num-seqs", "32"
+        "--dtype", "float32", "--num-kv-blocks", "20", "--max-num-batched-tokens", "128", "--max-num-seqs", "32"
     )
 
 

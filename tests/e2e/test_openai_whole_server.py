@@ -9,7 +9,7 @@ from live_server import LiveServer
 
 QUESTIONS = ("What is the capital of France?", "Name a colour.", "What is 2 + 2?", "Who wrote Hamlet?")
 BEGINNINGS = ("The capital of France is", "Once upon a time", "Water is made of", "def add(a, b):")
-MAX_TOKENS = 10
+MAX_TOKENS = 7
 
 
 async def complete(client: openai.AsyncOpenAI, prompt: str, stream: bool) -> str:

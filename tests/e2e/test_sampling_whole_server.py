@@ -139,14 +139,14 @@ async def test_streams_of_random_bytes_join_to_the_whole_text(seed: int, tiny: L
 
 async def test_every_stop_string_over_a_token_edge(smollm2: LiveServer) -> None:
     """Streamed and whole, the text ends before the first place where the stop string stands."""
-    body = {"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     choice = smollm2.complete(**body, logprobs=0)["choices"][0]
     text, offsets = choice["text"], choice["logprobs"]["text_offset"]
     assert "Paris" in text
     assert "".join(choice["logprobs"]["tokens"]) == text
     edges = offsets[1:]
-    stops = {text[edge - before : edge + after] for edge in edges[::2] for before, after in ((1, 2), (3, 4))}
-    assert len(stops) > 8
+    stops = {text[edge - before : edge + after] for edge in edges[::3] for before, after in ((1, 2), (3, 4))}
+    assert len(stops) > 5
 
     async with smollm2.client() as client:
 

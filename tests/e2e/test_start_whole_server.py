@@ -98,6 +98,7 @@ def test_damaged_weights_stop_the_start_and_are_named(
         assert "Traceback" not in server.log and "ready at" not in server.log
 
 
+@pytest.mark.slow
 def test_shards_serve_what_one_file_does(start: Start, tiny: LiveServer, tiny_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_folder, tmp_path / "shards"))
     split(folder)
