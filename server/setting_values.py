@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ATTENTION_NAMES = ("torch", "triton")
-MOE_NAMES = ("torch", "grouped_mm", "torch_int4")
+MOE_NAMES = ("torch", "grouped_mm", "torch_int4", "triton", "triton_w4a16")
 """Names that the engine's registries hold, repeated here because the registries import torch (a test compares them)."""
 
 _BACKEND_ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton"}

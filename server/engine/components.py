@@ -15,10 +15,10 @@ from server.engine.backends import Resolution, resolve
 from server.engine.check import CheckRow
 from server.engine.kv.groups import common_page
 from server.engine.models.config import ModelConfig
-from server.engine.moe.base import MoEBackend, MoENeed
-from server.engine.moe.registry import MOE_BACKENDS
+from server.engine.moe.base import MoENeed
+from server.engine.moe.registry import verdicts as moe_verdicts
 from server.engine.parallel import ParallelGroup
-from server.engine.quantization.format import WeightFormat
+from server.engine.quantization.format import UNQUANTIZED, WeightFormat
 from server.errors import UserError
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -124,11 +124,7 @@ def resolve_moe(ask: Ask, needs: Sequence[MoENeed]) -> Resolution:
     Raises:
         UserError: see `Ask.resolve`.
     """
-    return ask.resolve({name: _first_problem(backend, needs) for name, backend in MOE_BACKENDS.items()}, {})
-
-
-def _first_problem(backend: type[MoEBackend], needs: Sequence[MoENeed]) -> Unsupported | None:
-    return next((verdict for need in needs if (verdict := backend.supports(need)) is not None), None)
+    return ask.resolve(moe_verdicts(needs), {})
 
 
 def moe_needs(
@@ -141,7 +137,8 @@ def moe_needs(
     width = group.split(moe.intermediate_size, "moe_intermediate_size")
     return [
         MoENeed(device, dtype, moe.num_experts, moe.top_k, config.hidden_size, width, weights)
-        for weights in sorted(formats, key=lambda weights: weights.label)
+        # Experts that the checkpoint lacks count as unquantised; loading will say which tensors are missing.
+        for weights in sorted(formats, key=lambda weights: weights.label) or [UNQUANTIZED]
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 
@@ -23,6 +24,7 @@ def triton_problem(device: torch.device) -> str | None:
     return None
 
 
+@cache
 def compiles_for(device: torch.device) -> bool:
     """Whether layers on this device should compute with compiled kernels in place of torch's operations."""
     return device.type == "cuda" and triton_problem(device) is None

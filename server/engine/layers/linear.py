@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from server.engine.kernels.available import compiles_for
 from server.engine.layers.context import BuildContext
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
 from server.engine.quantization.stored import QuantizedTensors
@@ -15,6 +16,9 @@ from server.errors import UserError
 
 # Tells oneDNN which layout to prefer. The layout it picks for 32 rows was the best one for 1 to 256 rows.
 _PACK_ROWS = 32
+
+MOST_COMPILED_ROWS = 64
+"""No kernel of ours takes more."""
 
 
 class Linear(nn.Module):
@@ -66,7 +70,7 @@ class Linear(nn.Module):
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
             return product
         assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def weight_targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint names, `prefix` (with its dot) + shard, and the rows they fill."""
@@ -109,6 +113,23 @@ class Linear(nn.Module):
                 dtype = str(self.context.dtype).removeprefix("torch.")
                 raise UserError(f"{module}: its {stored.format.label} tensors stand for numbers beyond {dtype}")
         return whole
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As torch's; few rows on CUDA take a kernel of ours where that is quicker.
+
+    Args:
+        x: [T, in_features].
+        weight: contiguous [rows, in_features].
+        bias: [rows].
+    """
+    if x.is_cuda and len(x) <= MOST_COMPILED_ROWS and compiles_for(x.device):
+        from server.engine.kernels.linear import few_rows
+
+        product = few_rows(x, weight, bias)
+        if product is not None:
+            return product
+    return F.linear(x, weight, bias)
 
 
 def column_parallel(

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from server.engine.kernels.available import compiles_for
 from server.engine.layers.context import BuildContext
+from server.engine.layers.linear import linear
 
 
 class SoftmaxRouter(nn.Module):
@@ -19,9 +21,14 @@ class SoftmaxRouter(nn.Module):
         self.top_k = top_k
         self.renormalize = renormalize
         self.weight = context.parameter(num_experts, hidden_size)
+        self.compiled = compiles_for(context.device)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, hidden_size] -> expert ids int64 [T, k] and their weights [T, k] in x's dtype."""
+        if self.compiled:
+            from server.engine.kernels.choose_experts import softmax_topk
+
+            return softmax_topk(linear(x, self.weight), self.top_k, self.renormalize)
         probabilities = F.linear(x, self.weight).softmax(-1, dtype=torch.float32)
         weights, ids = probabilities.topk(self.top_k, dim=-1)
         if self.renormalize:
