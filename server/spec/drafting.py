@@ -85,8 +85,8 @@ def synthetic_acceptance(settings: SpeculativeSettings, k: int) -> SyntheticAcce
     if settings.synthetic_acceptance_rates is not None:
         if len(settings.synthetic_acceptance_rates) != k:
             raise UserError(
-                f"draft: {KEY}synthetic_acceptance_rates holds {len(settings.synthetic_acceptance_rates)} rates; "
-                f"there must be one for each of the {k} positions."
+                f"draft: {KEY}synthetic_acceptance_rates {list(settings.synthetic_acceptance_rates)} holds "
+                f"{len(settings.synthetic_acceptance_rates)} rates; there must be one for each of the {k} positions."
             )
         return SyntheticAcceptance(settings.synthetic_acceptance_rates)
     assert settings.synthetic_acceptance_length is not None

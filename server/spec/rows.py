@@ -13,10 +13,10 @@ from server.spec.drafting import is_adaptive
 from server.spec.settings import KEY, Method, SpeculativeSettings
 
 
-def method_row(settings: SpeculativeSettings, method: Method, config: ModelConfig | RecurrentConfig | None) -> CheckRow:
+def method_row(asked: Method | None, method: Method, config: ModelConfig | RecurrentConfig | None) -> CheckRow:
     """Which method, and what was inferred of a head."""
     notes = "; ".join(config.notes) if config is not None and not isinstance(config, ModelConfig) else ""
-    row = _row("method", settings.method, method, "told from the draft's tensors")
+    row = _row("method", asked, method, "told from the draft's tensors")
     return replace(row, why="; ".join(part for part in (row.why, notes) if part))
 
 

@@ -64,7 +64,7 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
     ask = Ask("draft", "load_format", KEY + "load_format", settings.load_format, requests.load_format)
     load_format = _load_format(ask, checkpoint)
     headers = read_headers(checkpoint)
-    method = settings.method or draft_kind(checkpoint.config, headers)
+    asked, method = settings.method, settings.method or draft_kind(checkpoint.config, headers)
     settings = _with_method(settings, method)
     config = _config(method, checkpoint, headers, target, settings)
     setup = _setup(target, requests, settings, method, checkpoint, config, ask.row(load_format, "what the files are"))
@@ -84,7 +84,7 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
         synthetic=synthetic_acceptance(settings, k),
         lookup=(settings.lookup_min, settings.lookup_max),
         rows=(
-            method_row(settings, method, config),
+            method_row(asked, method, config),
             *drafting_rows(settings, k, why),
             len_row,
             *model_rows(settings, config),
@@ -108,7 +108,7 @@ def _ngram(target: ModelSetup, requests: TargetRequests, settings: SpeculativeSe
         synthetic=synthetic_acceptance(settings, k),
         lookup=(settings.lookup_min, settings.lookup_max),
         rows=(
-            method_row(settings, "ngram", None),
+            method_row(settings.method, "ngram", None),
             *drafting_rows(settings, k, "the default of ngram"),
             *lookup_rows(settings),
         ),
@@ -141,10 +141,16 @@ def _shared_vocab_size(target: ModelSetup, draft: ModelSetup, requests: TargetRe
 
 
 def _load_format(ask: Ask, checkpoint: Checkpoint) -> str:
+    wanted = ask.effective or "auto"
     try:
-        return resolve_load_format(checkpoint, ask.effective or "auto")
+        return resolve_load_format(checkpoint, wanted, ask.setting)
     except UserError as error:
-        said = f"is unset, so it inherits the target's {ask.inherited!r}" if ask.takes_over else repr(ask.requested)
+        if checkpoint.format == "config" and checkpoint.ignore_patterns:
+            left_out = f"{KEY}ignore_patterns {list(checkpoint.ignore_patterns)}"
+            raise UserError(f"draft: {left_out}: with these left aside, {error}. Leave some in.") from None
+        if wanted == "auto":
+            raise UserError(f"draft: {KEY}model {checkpoint.source}: {error}") from None
+        said = f"is unset, so it inherits the target's {wanted!r}" if ask.takes_over else repr(wanted)
         raise UserError(f"draft: {ask.setting} {said}: {error}. Set {ask.setting} to auto or to what it is.") from None
 
 

@@ -59,8 +59,13 @@ def load_weights(
     model.finish_loading()
 
 
-def resolve_load_format(checkpoint: Checkpoint, load_format: str) -> str:
+def resolve_load_format(checkpoint: Checkpoint, load_format: str, setting: str = "--load-format") -> str:
     """Return "safetensors", "gguf" or "dummy": what `load_weights` will do.
+
+    Args:
+        checkpoint: as located.
+        load_format: as asked for.
+        setting: what the user calls it.
 
     Raises:
         UserError: the checkpoint has no weights, or none in the format asked for.
@@ -72,7 +77,7 @@ def resolve_load_format(checkpoint: Checkpoint, load_format: str) -> str:
     if checkpoint.format == "config":
         pickles = sorted(path.name for path in checkpoint.path.glob("*.bin"))
         has = f" ({pickles[0]} is a pickle, which is never read: convert it to safetensors)" if pickles else ""
-        raise UserError(f"{checkpoint.path} holds no safetensors weights{has}; --load-format dummy needs none")
+        raise UserError(f"{checkpoint.path} holds no safetensors weights{has}; {setting} dummy needs none")
     if load_format != "auto":
         raise UserError(f"{checkpoint.path} holds {checkpoint.format} weights, but the load format is {load_format}")
     return checkpoint.format
