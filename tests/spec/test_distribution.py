@@ -224,7 +224,7 @@ def deviation(observed: Array, shares: Array) -> float:
     if wanted[-1] < 5 and len(wanted) > 1:
         wanted, found = (np.append(x[:-2], x[-2] + x[-1]) for x in (wanted, found))
     freedom = len(wanted) - 1
-    assert freedom >= 5
+    assert freedom >= 1
     spread = 2 / (9 * freedom)
     square = float(((found - wanted) ** 2 / wanted).sum())
     return ((square / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
