@@ -74,6 +74,7 @@ class EngineCore:
             return False
         if self._pipeline is not None and self._pipeline.advance(outputs, self._phase_seconds):
             self._link.send(EngineOutputs(outputs, self._stats()))
+            self._clear(self._scheduler.take_spoiled())
             return True
         started = time.perf_counter()
         plan = self._scheduler.schedule()

@@ -91,7 +91,9 @@ class Pipeline:
         for request in launched.requests:
             request.in_flight -= 1
         plan = _plan(launched.requests, launched.limits)
-        outputs = self._scheduler.commit(plan, [RowResult(outcome.token_ids) for outcome in outcomes])
+        outputs = self._scheduler.commit(
+            plan, [RowResult(outcome.token_ids, broken=outcome.broken) for outcome in outcomes]
+        )
         if self._speculator is not None:
             self._speculator.observe(plan, outputs)
         self._scheduler.settle(plan)

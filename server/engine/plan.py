@@ -11,7 +11,8 @@ from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.locate import locate
 from server.config import Settings
 from server.engine.attention.registry import attention_backend
-from server.engine.check import CheckReport
+from server.engine.capturable import capture_problem
+from server.engine.check import CheckReport, CheckRow
 from server.engine.components import (
     DTYPES,
     Ask,
@@ -144,6 +145,14 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, max_model_
     return wanted or (CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS)
 
 
+def _execution_row(settings: Settings, device: torch.device, attention: str, moe: str | None) -> CheckRow:
+    ask = Ask("target", "execution", "--enforce-eager", "eager" if settings.enforce_eager else None)
+    problem = capture_problem(device, attention, moe)
+    if settings.enforce_eager or problem is not None:
+        return ask.row("eager", problem or "asked for")
+    return ask.row("cuda_graphs", "no backend waits for the device")
+
+
 def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) -> ModelSetup:
     """The target's setup: a function of the target's own settings alone, so that no draft can change it."""
     config = ModelConfig.from_hf(checkpoint.config)
@@ -164,9 +173,6 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
         ),
         Ask("target", "load_format", "--load-format", settings.load_format).row(load_format, "what the files are"),
         Ask("target", "quantization", "", None).row(labels, formats.why(own)),
-        Ask("target", "execution", "--enforce-eager", "eager" if settings.enforce_eager else None).row(
-            "eager", "no graphs are captured"
-        ),
     ]
     moe_ask = Ask("target", "moe", "--moe-backend", settings.moe_backend)
     needs = moe_needs(config, formats.experts(own), device, dtype, group)
@@ -176,6 +182,7 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
         rows.append(moe_ask.row(moe.name, moe.why, moe.rejected))
     else:
         refuse_moe_backend_without_experts(moe_ask, config.architecture)
+    rows.append(_execution_row(settings, device, attention.name, moe.name if moe else None))
     return ModelSetup(
         role="target",
         checkpoint=checkpoint,

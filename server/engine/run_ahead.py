@@ -51,7 +51,8 @@ class Launched:
     limits: list[int]
     """Drafts that each row verifies."""
     results: Tensor
-    """int64 [R, …] on the host, valid after `wait`: emitted tokens, how many drafts were accepted, the next drafts."""
+    """int64 [R, …] on the host, valid after the last event: emitted tokens, how many drafts were accepted (-1: the
+    model's numbers are not finite), the next drafts."""
     events: list[torch.cuda.Event]
     """Before the forward pass, after it, and after everything; empty on a CPU."""
     by_lot: list[int] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Outcome:
     """The accepted drafts and the token after them."""
     drafts: tuple[int, ...]
     """Proposed to follow."""
+    broken: bool
+    """Whether the model made NaN or infinity of the row; then nothing else counts."""
 
 
 class RunAhead:
@@ -172,7 +175,7 @@ class RunAhead:
             self._emitted_by_lot[request.request_id] -= accepted + 1
         width = self.per_step
         rows: list[list[int]] = launched.results[: len(launched.requests)].tolist()
-        return [Outcome(tuple(row[: row[width] + 1]), tuple(row[width + 1 :])) for row in rows]
+        return [Outcome(tuple(row[: row[width] + 1]), tuple(row[width + 1 :]), broken=row[width] < 0) for row in rows]
 
     def forget(self) -> None:
         """Other steps have run: what the device knows of the sequences is out of date."""
@@ -256,7 +259,8 @@ class RunAhead:
             return events
         rows = [SampleRow(request.sampling, request.output, (0,) * request.in_flight) for request in sampling]
         sampled = self._sampler(self._forward.runner.model.logits(hidden.final[: len(rows)]), rows).token_ids
-        self._keep(size, torch.nn.functional.pad(sampled, (0, size - len(rows))), hidden)
+        padded = torch.nn.functional.pad(sampled, (0, size - len(rows)))
+        self._keep(size, padded, hidden.final.isfinite().all(-1), hidden)
         return events
 
     def _inputs(self, size: int) -> None:
@@ -266,15 +270,16 @@ class RunAhead:
         self._forward.fill(self._tokens[at], laid)
 
     def _choose(self, size: int, hidden: TargetHidden) -> None:
-        logits = self._forward.runner.model.logits(hidden.final)
-        self._keep(size, logits[:, : self._vocab_size].max(-1).indices, hidden)
+        best = self._forward.runner.model.logits(hidden.final)[:, : self._vocab_size].max(-1)
+        self._keep(size, best.indices, best.values.isfinite(), hidden)
 
-    def _keep(self, size: int, sampled: Tensor, hidden: TargetHidden) -> None:
+    def _keep(self, size: int, sampled: Tensor, finite: Tensor, hidden: TargetHidden) -> None:
         """Verify drafts, draft anew, and bring the state to where the next step begins.
 
         Args:
             size: rows.
             sampled: int64 [size * per_step], the target's choice after each token.
+            finite: bool [size * per_step], whether the model's numbers were.
             hidden: of the step's tokens.
         """
         at, limits, by_lot = self._control[:, :size].unbind(0)
@@ -294,6 +299,7 @@ class RunAhead:
         # Rows of padding share a place, which stays as it is.
         self._lengths.index_copy_(0, at, torch.where(real, first + accepted + 1, 0))
         self._tokens.index_copy_(0, at, torch.cat((newest, drafts), 1))
+        accepted = torch.where(finite.view(size, -1).all(1), accepted, -1)
         self._results[:size] = torch.cat((emitted, accepted[:, None], drafts), 1)
 
 

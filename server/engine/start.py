@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from server.checkpoint.tokenizer import load_tokenizer
 from server.config import Settings
 from server.engine.core import EngineCore
-from server.engine.execution import Execution, ExecutionNeed, make_execution
+from server.engine.execution import ExecutionNeed, graph_bytes, make_execution
 from server.engine.executor import StepExecutor
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
@@ -82,13 +82,15 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
     started = time.monotonic()
     plan = make_plan(settings)
     built = build(plan, link)
-    blocks = _kv_blocks(settings, plan, built)
+    sampled_vocab_size = _sampled_vocab_size(settings, plan)
+    need = _execution_need(settings, plan, built, sampled_vocab_size)
+    blocks = _kv_blocks(settings, plan, built, need)
     built.allocate(blocks)
     looks_ahead = built.draft is not None and built.draft.speculator.proposer.last_slot_looks_ahead
     kv = KVCache(blocks, settings.block_size, settings.enable_prefix_caching, looks_ahead)
     max_model_len = _fitting_length(settings, plan, kv.capacity)
-    sampled_vocab_size = _sampled_vocab_size(settings, plan)
-    execution = _execution(settings, plan, built, max_model_len, sampled_vocab_size)
+    draft_runner = built.draft.runner if built.draft is not None else None
+    execution = make_execution(built.target, draft_runner, replace(need, max_model_len=max_model_len))
     executor = StepExecutor(built.target, plan.draft.synthetic if plan.draft else None, execution.uniform)
     _warm_up(executor, built.draft)
     execution.capture(_progress(link, "capturing graphs"))
@@ -175,28 +177,29 @@ def _progress(link: Link, stage: str) -> Callable[[int, int], None]:
     return report
 
 
-def _execution(
-    settings: Settings, plan: EnginePlan, built: Built, max_model_len: int, sampled_vocab_size: int
-) -> Execution:
+def _execution_need(settings: Settings, plan: EnginePlan, built: Built, sampled_vocab_size: int) -> ExecutionNeed:
     drafting = None
     if plan.draft is not None and built.draft is not None and built.draft.on_device is not None:
         k, synthetic = plan.draft.num_tokens, plan.draft.synthetic
         drafting = Drafting(built.draft.on_device, k, plan.draft.max_model_len, synthetic)
-    need = ExecutionNeed(
+    return ExecutionNeed(
         max_num_seqs=settings.max_num_seqs,
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
         sampled_vocab_size=sampled_vocab_size,
         drafted=plan.draft.num_tokens if plan.draft is not None else 0,
         drafting=drafting,
         capture=not settings.enforce_eager,
     )
-    return make_execution(built.target, built.draft.runner if built.draft is not None else None, need)
 
 
-def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built) -> int:
+def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built, need: ExecutionNeed) -> int:
     budget = KVBudget(settings.num_kv_blocks, settings.kv_cache_memory, settings.gpu_memory_utilization)
     device = plan.target.device
+    captured = 0
     if device.type == "cuda":
+        captured = graph_bytes(
+            plan.target.layers, plan.target.dtype, need, len(plan.draft.capture) if plan.draft else 0
+        )
         # The largest step, over a cache just large enough for it, shows the peak beside the weights.
         built.allocate(-(-plan.max_num_batched_tokens // settings.block_size) + 1)
         torch.cuda.reset_peak_memory_stats(device)
@@ -205,7 +208,7 @@ def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built) -> int:
         built.allocate(2)
         torch.cuda.empty_cache()
     return num_kv_blocks(
-        budget, device, built.block_bytes, settings.block_size, plan.max_model_len, settings.max_num_seqs
+        budget, device, built.block_bytes, settings.block_size, plan.max_model_len, settings.max_num_seqs, captured
     )
 
 

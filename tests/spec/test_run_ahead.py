@@ -88,8 +88,7 @@ def overlapping(harness: Harness, graphs: Graphs | None = None) -> Overlapping:
     vocab = plan.target.layers.vocab_size
     run_ahead = RunAhead(forward, vocab, settings.max_num_seqs, width, drafting, graphs)
     if graphs.enabled:
-        for size in sizes:
-            run_ahead.capture(size)
+        run_ahead.capture(max(sizes))
     speculator = built.draft.speculator if built.draft else None
     return Overlapping(harness, Pipeline(run_ahead, harness.scheduler, speculator, "failed"))
 
@@ -123,15 +122,15 @@ def test_answers_and_counts_are_those_of_steps_one_by_one(pairs: dict[str, Pair]
         assert accepted / max(drafted, 1) == pytest.approx(other / max(others, 1), abs=0.1)
 
 
-@pytest.mark.parametrize("method", ["none", "noisy", "eagle3"])
+@pytest.mark.parametrize("method", ["none", "eagle3"])
 def test_rows_of_padding_change_nothing(pairs: dict[str, Pair], method: str) -> None:
     pytest.importorskip("triton")
-    prompts = some_prompts(3, longest=20)
-    expected = engine(pairs, method).generate(prompts, max_tokens=8)
+    prompts = some_prompts(3, longest=10)
+    expected = engine(pairs, method).generate(prompts, max_tokens=5)
     backend = {"attention_backend": "triton"}
-    harness = engine(pairs, method, backend if method != "none" else None, max_num_seqs=8, **backend)
+    harness = engine(pairs, method, backend if method != "none" else None, max_num_seqs=4, **backend)
     own = overlapping(harness, PaddedGraphs())
-    assert own.generate(prompts, max_tokens=8) == expected
+    assert own.generate(prompts, max_tokens=5) == expected
     assert own.overlapped
 
 

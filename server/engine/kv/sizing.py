@@ -38,11 +38,18 @@ def free_cpu_bytes() -> int:
 
 
 def num_kv_blocks(
-    budget: KVBudget, device: torch.device, block_bytes: int, block_size: int, max_model_len: int, max_num_seqs: int
+    budget: KVBudget,
+    device: torch.device,
+    block_bytes: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    reserved: int = 0,
 ) -> int:
     """Blocks to allocate, the one that stays unused included.
 
     Call it with the model loaded and, on CUDA, after a forward of the largest step, so that its peak is known.
+    `reserved` bytes of the device stay free for what is allocated later.
 
     Raises:
         UserError: not even one sequence of a few blocks fits.
@@ -57,7 +64,10 @@ def num_kv_blocks(
         # What the largest step took beyond the weights has been freed to torch's pool, and is needed again.
         working = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        room, origin = int(total * share) - (total - free) + held - working, f"--gpu-memory-utilization {share}"
+        room, origin = (
+            int(total * share) - (total - free) + held - working - reserved,
+            f"--gpu-memory-utilization {share}",
+        )
     else:
         share = budget.utilization or CPU_SHARE
         room, origin = int(free_cpu_bytes() * share), f"--gpu-memory-utilization {share} of the free memory"
