@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,16 +80,21 @@ async def check_parity(
 
 
 def tiny_prompts(count: int, longest: int) -> list[list[int]]:
-    """Random ids; a third of them share a long beginning, a third a short one."""
+    """Random ids: alone, after a beginning that others share, or as blocks that others hold in another order."""
     draw = random.Random(7)
-    stem = [draw.randrange(VOCAB_SIZE) for _ in range(longest)]
+
+    def ids(length: int) -> list[int]:
+        return [draw.randrange(VOCAB_SIZE) for _ in range(length)]
+
+    stem, tiles = ids(24), [ids(16) for _ in range(3)]
     edges = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65]
     lengths = [*edges, *(draw.randint(1, longest) for _ in range(count - len(edges)))]
-    prompts = []
-    for i, length in enumerate(lengths):
-        shared = (0, 24, length)[i % 3]
-        prompts.append(stem[: min(shared, length)] + [draw.randrange(VOCAB_SIZE) for _ in range(length - shared)])
-    return prompts
+    kinds: list[Callable[[int], list[int]]] = [
+        ids,
+        lambda length: [*stem, *ids(length)][:length],
+        lambda length: [token for _ in range(-(-length // 16)) for token in draw.choice(tiles)][:length],
+    ]
+    return [kinds[i % 3](length) for i, length in enumerate(lengths)]
 
 
 async def test_a_crowd_on_a_tiny_model(tiny_crowded: LiveServer, tiny_folder: Path) -> None:
