@@ -102,6 +102,19 @@ async def test_a_crowd_on_a_tiny_model(tiny_crowded: LiveServer, tiny_folder: Pa
     await check_parity(tiny_crowded, oracle, tiny_prompts(64, 400), max_tokens=24)
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 32, 33, 160])
+def test_a_prompt_asked_again_comes_from_the_cache_with_the_same_answer(length: int, tiny: LiveServer) -> None:
+    """Case b21: of a prompt that ends with its last block, one token is computed again."""
+    prompt = [(length * 31 + 7 * i) % VOCAB_SIZE for i in range(length)]
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answers = [tiny.complete(prompt, **body) for _ in range(3)]
+    others = tiny.complete(prompt, **body, cache_salt="others")
+    assert all(answer["choices"] == answers[0]["choices"] for answer in (*answers, others))
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (*answers, others)]
+    again = length - 1 if length % 16 == 0 else length // 16 * 16
+    assert cached == [0, again, again, 0]
+
+
 def text_prompts(text_ids: list[int], lengths: list[int]) -> list[list[int]]:
     """Pieces of the text; every second one starts where others do."""
     starts = [0 if i % 2 else 37 * i % 1000 for i in range(len(lengths))]
