@@ -30,30 +30,39 @@ def read_back(
     modules = list(runner.model.modules())
     attention = [module for module in modules if isinstance(module, Attention)]
     experts = [module for module in modules if isinstance(module, Experts)]
+    linears = [module for module in modules if isinstance(module, Linear)]
     formats = {module.weight_format.label for module in modules if isinstance(module, Linear | Experts)}
-    held = {
+    held: dict[str, set[str]] = {
         "attention": {module.backend.name for module in attention},
         "moe": {module.backend.name for module in experts},
         "dtype": {_name(module.weight.dtype) for module in modules if isinstance(module, RMSNorm)},
         "kv_cache_dtype": {_name(module.backend.need.kv_dtype) for module in attention},
+        "load_format": {runner.loaded_from},
         "quantization": formats,
+        "tensor_parallel_size": {str(module.context.group.size) for module in linears},
     }
     rows = []
     for row in setup.rows:
         built = held.get(row.component, {row.resolved})
         if built != set(row.resolved.split("+")):
-            raise UserError(
-                f"{row.role}: {row.component} was planned as {row.resolved} and built as {', '.join(sorted(built))}. "
-                "This is a fault of the server; please report it."
-            )
+            raise _fault(f"{row.role}: {row.component} was planned as {row.resolved}", built)
         resolved = "+".join(sorted(built))
         rows.append(ResolvedRow(row.role, row.component, row.requested, resolved, row.source, row.why))
+    if experts and all(row.component != "moe" for row in rows):
+        raise _fault(f"{setup.role}: no experts were planned", held["moe"])
     config = setup.config
     architecture = (
         type(config).__name__.removesuffix("Config") if config is not setup.layers else setup.layers.architecture
     )
     parameters = runner.model.num_parameters
     return rows, LoadedModel(setup.role, architecture, parameters, setup.checkpoint.path_hash, method)
+
+
+def _fault(planned: str, built: set[str]) -> UserError:
+    return UserError(
+        f"{planned} and built as {', '.join(sorted(built)) or 'nothing'}. "
+        "This is a fault of the server; please report it."
+    )
 
 
 def _name(dtype: object) -> str:

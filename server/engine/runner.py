@@ -44,7 +44,8 @@ class ModelRunner(Generic[M_co]):
         self.attention = attention_backend(setup.attention)(setup.need, setup.layers.num_layers)
         context = BuildContext(setup.dtype, setup.device, self.attention, setup.moe or "", setup.group, setup.formats)
         self.model = build(context)
-        load_weights(self.model, setup.checkpoint, setup.load_format, setup.seed, progress)
+        self.loaded_from = load_weights(self.model, setup.checkpoint, setup.load_format, setup.seed, progress)
+        """The load format, as it turned out."""
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache."""

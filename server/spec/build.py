@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from server.engine.kv.groups import Pages
@@ -10,6 +12,8 @@ from server.engine.models.decoder import CausalLM
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.runner import ModelRunner, Progress, build_draft_model, build_head
+from server.engine.setup import ModelSetup
+from server.errors import UserError
 from server.spec.base import Proposer
 from server.spec.choice import DraftChoice
 from server.spec.device_draft import DeviceDraft, ModelDeviceDraft, RecurrentDeviceDraft
@@ -18,6 +22,7 @@ from server.spec.draft_plan import DraftPlan
 from server.spec.length import DraftLength
 from server.spec.ngram import NgramProposer
 from server.spec.recurrent import RecurrentProposer
+from server.spec.settings import KEY
 from server.spec.speculator import Speculator
 
 
@@ -51,13 +56,24 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
     if plan.setup is None:
         proposer = NgramProposer(*plan.lookup)
     elif isinstance(plan.setup.config, ModelConfig):
-        model = runner = build_draft_model(plan.setup, pages, progress)
+        with _naming(plan.setup):
+            model = runner = build_draft_model(plan.setup, pages, progress)
         proposer = DraftModelProposer(model, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = ModelDeviceDraft(model, plan.num_tokens, plan.shared_vocab_size)
     else:
-        head = runner = build_head(plan.setup, pages, target, progress)
+        with _naming(plan.setup):
+            head = runner = build_head(plan.setup, pages, target, progress)
         proposer = RecurrentProposer(head, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = RecurrentDeviceDraft(head, plan.num_tokens, plan.shared_vocab_size)
     length = DraftLength(plan.num_tokens, plan.adaptive, plan.rules)
     speculator = Speculator(proposer, length, plan.num_tokens)
     return BuiltDraft(speculator, runner, None if plan.probabilistic else on_device)
+
+
+@contextmanager
+def _naming(setup: ModelSetup) -> Iterator[None]:
+    """Say of errors in weights that they are the draft's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"draft: {KEY}model {setup.checkpoint.source}: {error}") from None

@@ -37,7 +37,7 @@ class Loadable(Protocol):
 @torch.no_grad()
 def load_weights(
     model: Loadable, checkpoint: Checkpoint, load_format: str, seed: int, progress: Callable[[int, int], None]
-) -> None:
+) -> str:
     """Fill a model with the checkpoint's weights, or with random ones.
 
     Args:
@@ -46,6 +46,9 @@ def load_weights(
         load_format: "auto" takes the checkpoint's own format; "dummy" reads no file and draws random weights.
         seed: of the random weights.
         progress: called with (bytes done, bytes in all).
+
+    Returns:
+        What was read: "safetensors", "gguf" or "dummy".
 
     Raises:
         UserError: the checkpoint has no weights in this format, or they are not exactly those of the model; the message
@@ -57,6 +60,7 @@ def load_weights(
         sources = _sources(checkpoint, load_format)
         fill(model.weight_targets(), model.ignored_weight, sources, str(checkpoint.path), progress)
     model.finish_loading()
+    return load_format if load_format == "dummy" else checkpoint.format
 
 
 def resolve_load_format(checkpoint: Checkpoint, load_format: str, setting: str = "--load-format") -> str:
