@@ -69,6 +69,11 @@ class Pipeline:
             outputs += self._commit(previous, phase_seconds)
         return self._flying is not None or previous is not None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way."""
+        return self._flying is not None
+
     def interrupt(self) -> None:
         """Another step is about to run: the device's state will be out of date. None may be under way."""
         self._run_ahead.forget()

@@ -297,9 +297,9 @@ class RunAhead:
             verified = Verified(first, inputs, emitted, accepted, hidden, self._blocks[at], real)
             drafts = self._drafting.draft.draft(verified)
         # Rows of padding share a place, which stays as it is.
-        self._lengths.index_copy_(0, at, torch.where(real, first + accepted + 1, 0))
+        self._lengths.index_copy_(0, at, (first + accepted + 1).masked_fill_(~real, 0))
         self._tokens.index_copy_(0, at, torch.cat((newest, drafts), 1))
-        accepted = torch.where(finite.view(size, -1).all(1), accepted, -1)
+        accepted = accepted.masked_fill(~finite.view(size, -1).all(1), -1)
         self._results[:size] = torch.cat((emitted, accepted[:, None], drafts), 1)
 
 

@@ -43,9 +43,9 @@ def places(first: Tensor, query_len: int, blocks: Tensor, real: Tensor, pages: P
     step = UniformStep(
         query_len=query_len,
         longest=blocks.shape[1] * size,
-        seq_lens=torch.where(real, first + query_len, 0).to(torch.int32),
+        seq_lens=(first + query_len).masked_fill_(~real, 0).to(torch.int32),
         block_tables=page_tables(blocks, pages),
-        slot_mapping=torch.where(real[:, None], slots, -1).flatten(),
+        slot_mapping=slots.masked_fill_(~real[:, None], -1).flatten(),
     )
     return Places(positions.flatten(), step)
 
