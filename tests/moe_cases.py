@@ -40,10 +40,11 @@ def make_experts(
 ) -> ExpertWeights | QuantizedExperts:
     """Normal weights of about unit gain, rounded to the format; every projection has scales of its own."""
     experts, hidden, width = sizes
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator(device).manual_seed(seed)
 
     def normal(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=random) * columns**-0.5 * (0.5 + torch.rand(1, generator=random))
+        drawn = torch.randn(rows, columns, generator=random, device=device)
+        return drawn * columns**-0.5 * (0.5 + torch.rand(1, generator=random, device=device))
 
     gates = [[normal(width, hidden) for _ in range(2)] for _ in range(experts)]
     downs = [normal(hidden, width) for _ in range(experts)]

@@ -98,5 +98,5 @@ def test_parts_of_keys() -> None:
     shapes = tile_shapes(Geometry(32, 8, 128).need(CPU, torch.bfloat16))
     assert num_parts(1, 8, 100_000, shapes) == 32
     assert num_parts(1, 8, 64, shapes) == 1
-    assert num_parts(8, 8, 100_000, shapes) == 8
+    assert num_parts(8, 8, 100_000, shapes) == 5
     assert num_parts(128, 8, 100_000, shapes) == 1

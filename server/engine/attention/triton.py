@@ -11,6 +11,7 @@ from torch import Tensor
 from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, UniformStep, Unsupported
 from server.engine.attention.paged_cache import PagedCache, page_bytes
 from server.engine.attention.triton_plan import (
+    MAX_PARTS,
     Rows,
     Tiles,
     TritonPlan,
@@ -23,6 +24,9 @@ from server.engine.attention.triton_plan import (
 from server.engine.kernels.available import triton_problem
 
 MAX_HEAD_DIM = 256
+CACHE_LINE = 128
+FETCHED = 512
+"""Keys that a program brings into the L2 cache while it waits for its queries."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -205,20 +209,26 @@ class TritonAttention:
             tables,
             tables.stride(0),
             tokens,
+            rows.query_len,
             self._scale,
             *q.stride()[:2],
             *keys.stride()[:2],
             *values.stride()[:2],
-            QUERY_LEN=rows.query_len,
+            UNIFORM=rows.table is None,
+            SPLIT=parts > 1,
             GROUP=self._group,
             HEAD_DIM=need.head_dim,
             DIM_PADDED=self._dim_padded,
             PAGE_SIZE=page_size,
             BLOCK_M=rows.block_m,
             BLOCK_N=keys_a_block,
-            PARTS=parts,
+            LINE=CACHE_LINE // need.kv_dtype.itemsize,
+            LINES=max(1, self._dim_padded * need.kv_dtype.itemsize // CACHE_LINE),
+            FETCHED=FETCHED,
             COMPUTE=self._compute,
             LONGEST_PART=longest_part(rows, keys_a_block) if self._runtime.INTERPRETED else 0,
+            num_warps=self._shapes.warps,
+            num_stages=self._shapes.stages,
             **self._runtime.launch(q.device),
         )
         if parts > 1:
@@ -229,13 +239,15 @@ class TritonAttention:
                 table,
                 rows.lengths,
                 tokens,
-                QUERY_LEN=rows.query_len,
-                MOST_QUERIES=rows.most_queries,
+                rows.query_len,
+                rows.most_queries,
+                parts,
+                UNIFORM=rows.table is None,
                 HEADS=need.num_heads,
                 HEAD_DIM=need.head_dim,
                 DIM_PADDED=self._dim_padded,
                 BLOCK_N=keys_a_block,
-                PARTS=parts,
+                MAX_PARTS=MAX_PARTS,
                 num_warps=2,
                 **self._runtime.launch(q.device),
             )

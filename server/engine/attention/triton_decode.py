@@ -6,20 +6,20 @@ import triton
 import triton.language as tl
 
 from server.engine.attention.triton_kernels import slots_of
-from server.engine.kernels.runtime import begin, release
+from server.engine.kernels.runtime import begin, fetch, release
 
 ROW_FIELDS = tl.constexpr(3)
 """int32 numbers of a row that is not uniform: its place in the block tables, its first token, its new tokens."""
 
 
 @triton.jit
-def keys_per_part(length: tl.tensor, PARTS: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+def keys_per_part(length: tl.tensor, parts: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
     """Keys of one part of a row: whole blocks, as even as can be."""
-    return tl.cdiv(tl.cdiv(length, PARTS), BLOCK_N) * BLOCK_N
+    return tl.cdiv(tl.cdiv(length, parts), BLOCK_N) * BLOCK_N
 
 
-# The width of the block tables changes from step to step: specialising on it would compile in the middle of serving.
-@triton.jit(do_not_specialize=["table_stride", "num_tokens"])
+# Numbers that change from step to step: specialising on them would compile in the middle of serving.
+@triton.jit(do_not_specialize=["table_stride", "num_tokens", "query_len"])
 def attend_part(
     q: tl.tensor,
     keys: tl.tensor,
@@ -31,6 +31,7 @@ def attend_part(
     block_tables: tl.tensor,
     table_stride: tl.tensor,
     num_tokens: tl.tensor,
+    query_len: tl.tensor,
     scale: tl.tensor,
     q_token_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -38,46 +39,60 @@ def attend_part(
     key_head_stride: tl.tensor,
     value_slot_stride: tl.tensor,
     value_head_stride: tl.tensor,
-    QUERY_LEN: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr,
+    LINE: tl.constexpr,
+    LINES: tl.constexpr,
+    FETCHED: tl.constexpr,
     COMPUTE: tl.constexpr,
     LONGEST_PART: tl.constexpr,
     CHAINED: tl.constexpr,
 ) -> None:
     """Causal attention of all new tokens of one row over one part of its keys; one program a (row, KV head, part).
 
-    As `attend`, but lengths are read from device memory, and the softmax of a part is left open: with several parts,
-    `out` is fp32 [PARTS, T, heads, HEAD_DIM], each normalised by itself, and `sums` fp32 [PARTS, T, heads] holds log2
-    of the part's sum of exponentials, -inf where a query sees nothing of it. With one part, out is [T, heads, HEAD_DIM]
-    in its own dtype.
+    As `attend`, but lengths are read from device memory. SPLIT: `out` is fp32 [parts, T, heads, HEAD_DIM], each part
+    normalised by itself, and `sums` fp32 [parts, T, heads] holds log2 of the part's sum of exponentials, -inf where a
+    query sees nothing of it. Otherwise there is one part, and out is [T, heads, HEAD_DIM] in its own dtype.
 
-    QUERY_LEN, unless 0, is the number of new tokens of every row, and `rows` is not read. A row of length 0 is
-    padding: its output is 0. LONGEST_PART is for the interpreter, as LONGEST of `attend`.
+    LINES cache lines of LINE numbers hold a head; up to FETCHED keys are fetched before the input is there.
+
+    UNIFORM: every row has `query_len` new tokens, and `rows` is not read. A row of length 0 is padding: its output is
+    0. LONGEST_PART is for the interpreter, as LONGEST of `attend`.
     """
     release(CHAINED)
     place = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
     num_heads = GROUP * tl.num_programs(1)
-    begin(CHAINED)
+    # All kernels but the last one have ended (that is `_rotate`, or one that is not chained): these can be read.
     length = tl.load(lengths + place)
-    if QUERY_LEN:
+    if UNIFORM:
         row = place.to(tl.int64)
-        first_token = row * QUERY_LEN
-        count = QUERY_LEN
+        first_token = row * query_len
+        count = query_len
     else:
         row = tl.load(rows + place * ROW_FIELDS).to(tl.int64)
         first_token = tl.load(rows + place * ROW_FIELDS + 1).to(tl.int64)
         count = tl.load(rows + place * ROW_FIELDS + 2)
-    size = keys_per_part(length, PARTS, BLOCK_N)
+    size = keys_per_part(length, tl.num_programs(2), BLOCK_N)
     first_key = part * size
-    if (PARTS == 1) | (first_key < length):
+    table = block_tables + row * table_stride
+    if CHAINED:
+        # What earlier steps stored comes nearer while the kernels in front of this one still run.
+        line = tl.arange(0, LINES)
+        for offset in range(0, tl.minimum(tl.minimum(size, length - first_key), FETCHED), BLOCK_N):
+            slot = slots_of(table, first_key + offset, length, PAGE_SIZE, BLOCK_N)
+            fetch(keys + slot[:, None] * key_slot_stride + kv_head * key_head_stride + line[None, :] * LINE, CHAINED)
+            at = slot[:, None] * value_slot_stride + kv_head * value_head_stride + line[None, :] * LINE
+            fetch(values + at, CHAINED)
+    begin(CHAINED)
+    if (not SPLIT) | (first_key < length):
         end = tl.minimum(first_key + size, length)
         m = tl.arange(0, BLOCK_M)
         # Rows of M beyond the tokens repeat the last one; they are not stored.
@@ -93,7 +108,6 @@ def attend_part(
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
-        table = block_tables + row * table_stride
         for offset in range(0, LONGEST_PART if LONGEST_PART else end - first_key, BLOCK_N):
             start = first_key + offset
             key = start + tl.arange(0, BLOCK_N)
@@ -120,14 +134,14 @@ def attend_part(
         result = acc / total[:, None]
         store = m < count * GROUP
         at = token * num_heads + head
-        if PARTS > 1:
+        if SPLIT:
             at += part.to(tl.int64) * num_tokens * num_heads
             tl.store(sums + at, tl.where(sees, top + tl.log2(total), float("-inf")), mask=store)
         out_at = out + at[:, None] * HEAD_DIM + dim[None, :]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=store[:, None] & in_dim[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "query_len", "most_queries", "num_parts"])
 def merge_parts(
     parts: tl.tensor,
     sums: tl.tensor,
@@ -135,36 +149,38 @@ def merge_parts(
     rows: tl.tensor,
     lengths: tl.tensor,
     num_tokens: tl.tensor,
-    QUERY_LEN: tl.constexpr,
-    MOST_QUERIES: tl.constexpr,
+    query_len: tl.tensor,
+    most_queries: tl.tensor,
+    num_parts: tl.tensor,
+    UNIFORM: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
 ) -> None:
     """Merge what `attend_part` left of each token and head; one program a (row and its i-th new token, head).
 
-    The grid has MOST_QUERIES programs a row; those beyond the row's tokens do nothing.
+    The grid has `most_queries` programs a row; those beyond the row's tokens do nothing.
     """
     release(CHAINED)
-    place = tl.program_id(0) // MOST_QUERIES
-    query = tl.program_id(0) % MOST_QUERIES
+    place = tl.program_id(0) // most_queries
+    query = tl.program_id(0) % most_queries
     head = tl.program_id(1)
     begin(CHAINED)
     length = tl.load(lengths + place)
-    if QUERY_LEN:
-        first_token = place.to(tl.int64) * QUERY_LEN
-        count = QUERY_LEN
+    if UNIFORM:
+        first_token = place.to(tl.int64) * query_len
+        count = query_len
     else:
         first_token = tl.load(rows + place * ROW_FIELDS + 1).to(tl.int64)
         count = tl.load(rows + place * ROW_FIELDS + 2)
     if query < count:
-        part = tl.arange(0, PARTS)
+        part = tl.arange(0, MAX_PARTS)
         dim = tl.arange(0, DIM_PADDED)
         # Parts beyond the row's keys were not written.
-        used = part * keys_per_part(length, PARTS, BLOCK_N) < length
+        used = (part < num_parts) & (part * keys_per_part(length, num_parts, BLOCK_N) < length)
         at = (part.to(tl.int64) * num_tokens + first_token + query) * HEADS + head
         sum_ = tl.load(sums + at, mask=used, other=float("-inf"))
         weight = tl.exp2(sum_ - tl.maximum(tl.max(sum_, axis=0), -1e30))

@@ -25,6 +25,9 @@ class TileShapes:
     """Most of them in a row that one tile holds; its keys can be split."""
     keys: int
     """Keys a block."""
+    warps: int = 4
+    stages: int = 3
+    """How many blocks of keys are under way at once."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,12 @@ def tile_shapes(need: AttentionNeed) -> TileShapes:
 
 
 def num_parts(rows: int, kv_heads: int, longest: int, shapes: TileShapes) -> int:
-    """Into how many parts keys are split, so that few rows keep the device busy: a power of two.
+    """Into how many parts keys are split, so that few rows keep the device busy.
 
     The table behind it: two programs a multiprocessor of an H200, measured by `benchmarks/kernels.py`.
     """
     wanted = min(-(-PROGRAMS // (rows * kv_heads)), -(-longest // shapes.keys), MAX_PARTS)
-    return power_of_two(max(1, wanted))
+    return max(1, wanted)
 
 
 def plan_rows(step: StepMetadata, need: AttentionNeed, shapes: TileShapes, *, split: bool) -> TritonPlan:

@@ -1,36 +1,60 @@
-"""Which kernel a linear layer of few rows takes, and how it is cut. Torch's own product takes the others."""
+"""Which kernel a linear layer of few rows takes, and how it is cut. Torch's own product takes the others.
+
+The tables come from `benchmarks/kernels.py --sweep` on an H200, over the shapes of Qwen3-8B and Qwen3-30B-A3B.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from server.engine.kernels.matvec import MOST_ROWS, MOST_VECTOR_ROWS, Shape, tiles, vectors
+from server.engine.kernels.matvec import MOST_ROWS, MOST_VECTOR_ROWS, Shape, counters_for, tiles, vectors
 
-LARGE = 32768
-"""Outputs of a weight that keeps the device busy in any way: heads of large vocabularies."""
+PROGRAMS = 264
+"""Tiles, or shares of them, that keep the device busy: two for each multiprocessor of an H200."""
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """X [T, in] @ weight [out, in].T + bias, or None where torch's product is quicker or the layout does not suit."""
+def few_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, counters: Tensor | None, *, gated: bool = False
+) -> Tensor | None:
+    """X [T, in] @ weight [out, in].T + bias, or None where torch's product is quicker or the layout does not suit.
+
+    Args:
+        x: rows.
+        weight: as torch's.
+        bias: [out]; not together with `gated`.
+        counters: of this weight alone, see `tiles`.
+        gated: whether to return silu(first half) * second half of it.
+    """
     rows, (outputs, inputs) = len(x), weight.shape
     if not 0 < rows <= MOST_ROWS or x.dim() != 2 or x.stride(1) != 1 or not weight.is_contiguous():
         return None
     if x.dtype != weight.dtype or x.dtype not in (torch.bfloat16, torch.float16) or inputs % 8:
         return None
-    if rows <= MOST_VECTOR_ROWS:
-        return vectors(x, weight, bias, vector_shape(rows, outputs, inputs))
-    return tiles(x, weight, bias, tile_shape(rows, outputs, inputs))
+    if rows <= most_vector_rows():
+        return vectors(x, weight, bias, vector_shape(rows, outputs, inputs), gated=gated)
+    return tiles(x, weight, bias, tile_shape(rows, outputs, inputs), counters, gated=gated)
+
+
+def make_counters(outputs: int, device: torch.device) -> Tensor:
+    """Of one weight."""
+    return torch.zeros(counters_for(outputs), dtype=torch.int32, device=device)
+
+
+def most_vector_rows() -> int:
+    """Up to how many rows tensor cores do not pay."""
+    return min(1, MOST_VECTOR_ROWS)
 
 
 def vector_shape(rows: int, outputs: int, inputs: int) -> Shape:
     """For 1 to 4 rows."""
-    piece = 2048 if rows == 1 else 1024
-    while piece > 256 and piece >= 2 * inputs:
-        piece //= 2
-    return Shape(outputs=4 if outputs < LARGE else 8, inputs=piece, warps=4)
+    if rows > 1:
+        return Shape(outputs=4, inputs=1024, warps=8)
+    # At least two pieces, so that one is on its way while the other is used.
+    return Shape(outputs=4, inputs=2048, warps=8) if inputs >= 4096 else Shape(outputs=4, inputs=1024, warps=4)
 
 
 def tile_shape(rows: int, outputs: int, inputs: int) -> Shape:
     """For up to 64 rows."""
-    return Shape(outputs=16 if outputs < LARGE else 32, inputs=256, warps=4, stages=4)
+    tiles = -(-outputs // 64)
+    return Shape(outputs=64, inputs=128, warps=4, stages=5, shares=min(8, max(1, -(-PROGRAMS // tiles))))

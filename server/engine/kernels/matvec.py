@@ -10,12 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from server.engine.kernels.activation import silu
-from server.engine.kernels.runtime import begin, launch, release
+from server.engine.kernels.runtime import begin, fetch, launch, release
 
 MOST_VECTOR_ROWS = 4
 """Rows that `_vectors` takes: each costs an addition and a product a weight."""
 MOST_ROWS = 64
 """Rows that `_tiles` takes."""
+SMALLEST_TILE = 16
+"""Outputs."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Shape:
     warps: int
     stages: int = 1
     """How many reads of `_tiles` are under way."""
+    shares: int = 1
+    """Programs of `_tiles` that share the inputs of one tile."""
 
 
 @triton.jit
@@ -125,39 +129,91 @@ def _vectors(
         _put(tl.sum(sum3, axis=1), out + 3 * width, bias, first, OUT, BIAS, GATED)
 
 
+FETCHED = 512
+"""Columns of a weight that `_tiles` brings into the L2 cache while it waits for its input."""
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _tiles(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    parts: tl.tensor,
+    counters: tl.tensor,
     rows: tl.tensor,
     x_stride: tl.tensor,
     OUT: tl.constexpr,
     IN: tl.constexpr,
+    SHARE: tl.constexpr,
+    SHARES: tl.constexpr,
     BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    FETCHED: tl.constexpr,
     CHAINED: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of up to BLOCK_M rows, by tensor cores; the weight is contiguous [OUT, IN]."""
+    """BLOCK_N outputs of up to BLOCK_M rows, by tensor cores; the weight is contiguous [OUT, IN].
+
+    With several shares, each program takes SHARE of the inputs; the one that comes last adds up what all of them left
+    in `parts` (fp32 [SHARES, BLOCK_M, tiles * BLOCK_N]), always in the same order. `counters` (int32, one a tile) are 0
+    before and after. GATED as in `_vectors`.
+    """
     release(CHAINED)
+    tile = tl.program_id(0)
+    share = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_N)
+    if GATED:
+        half: tl.constexpr = OUT // 2
+        within = tile * (BLOCK_N // 2) + r // 2
+        n = tl.where(within < half, within + (r % 2) * half, OUT)
+    else:
+        n = tile * BLOCK_N + r
     column = tl.arange(0, BLOCK_K)
-    x_at = x + m[None, :] * x_stride + column[:, None]
-    weight_at = weight + n.to(tl.int64)[:, None] * IN + column[None, :]
+    first = share * SHARE
+    weight_at = weight + n.to(tl.int64)[:, None] * IN + (first + column)[None, :]
+    line = first + tl.arange(0, FETCHED // 64) * 64
+    # Beyond the ends lies the weight's start: an address must be good, even to be fetched.
+    wanted = tl.where((n < OUT)[:, None] & (line < IN)[None, :], n.to(tl.int64)[:, None] * IN + line[None, :], 0)
+    fetch(weight + wanted, CHAINED)
+    x_at = x + m[None, :] * x_stride + (first + column)[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     begin(CHAINED)
-    for k in range(0, IN, BLOCK_K):
-        numbers = tl.load(weight_at + k, mask=(n < OUT)[:, None] & (k + column < IN)[None, :], other=0.0)
-        piece = tl.load(x_at + k, mask=(m < rows)[None, :] & (k + column < IN)[:, None], other=0.0)
+    for k in range(0, SHARE, BLOCK_K):
+        inside = first + k + column < IN
+        numbers = tl.load(weight_at + k, mask=(n < OUT)[:, None] & inside[None, :], other=0.0)
+        piece = tl.load(x_at + k, mask=(m < rows)[None, :] & inside[:, None], other=0.0)
         total = tl.dot(numbers, piece, total, input_precision="ieee")
-    if BIAS:
-        total += tl.load(bias + n, mask=n < OUT, other=0.0).to(tl.float32)[:, None]
-    inside = (n < OUT)[:, None] & (m < rows)[None, :]
-    tl.store(out + m[None, :] * OUT + n[:, None], total.to(out.dtype.element_ty), mask=inside)
+    last = True
+    if SHARES > 1:
+        width = tl.num_programs(0) * BLOCK_N
+        at = parts + m[None, :] * width + (tile * BLOCK_N + r)[:, None]
+        in_rows = (m < rows)[None, :] & (r < BLOCK_N)[:, None]
+        tl.store(at + share * BLOCK_M * width, total, mask=in_rows)
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel")
+        last = arrived == SHARES - 1
+        if last:
+            tl.store(counters + tile, 0)
+            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for i in tl.static_range(SHARES):
+                total += tl.load(at + i * BLOCK_M * width, mask=in_rows, other=0.0, cache_modifier=".cg")
+    if last:
+        if GATED:
+            gate, up = tl.split(tl.reshape(tl.trans(total), [BLOCK_M, BLOCK_N // 2, 2]))
+            place = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            inside = (m < rows)[:, None] & (place < half)[None, :]
+            value = (silu(gate) * up).to(out.dtype.element_ty)
+            tl.store(out + m[:, None] * half + place[None, :], value, mask=inside)
+        else:
+            if BIAS:
+                total += tl.load(bias + n, mask=n < OUT, other=0.0).to(tl.float32)[:, None]
+            inside = (n < OUT)[:, None] & (m < rows)[None, :]
+            tl.store(out + m[None, :] * OUT + n[:, None], total.to(out.dtype.element_ty), mask=inside)
 
 
 def vectors(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, gated: bool = False) -> Tensor:
@@ -183,25 +239,63 @@ def vectors(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, gat
     return out
 
 
-def tiles(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
-    """X [1 to 64, in] @ weight [out, in].T + bias."""
+def tiles(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    counters: Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> Tensor:
+    """Multiply: x [1 to 64, in] @ weight [out, in].T + bias.
+
+    Args:
+        x: rows.
+        weight: contiguous.
+        bias: [out].
+        shape: how to cut it.
+        counters: int32 zeros, `counters_for(out)` of them, which no other product uses meanwhile; without them, or
+            with fewer, inputs are not shared out.
+        gated: whether out is silu(first half) * second half.
+    """
     rows, (outputs, inputs) = len(x), weight.shape
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    _tiles[(triton.cdiv(outputs, shape.outputs),)](
+    tiles = triton.cdiv(outputs, shape.outputs)
+    pieces = triton.cdiv(inputs, shape.inputs)
+    shares = min(shape.shares, pieces) if counters is not None and len(counters) >= tiles else 1
+    share = triton.cdiv(pieces, shares) * shape.inputs
+    shares = triton.cdiv(inputs, share)
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    out = torch.empty((rows, outputs // 2 if gated else outputs), dtype=x.dtype, device=x.device)
+    parts = out
+    if shares > 1:
+        parts = torch.empty((shares, block_m, tiles * shape.outputs), dtype=torch.float32, device=x.device)
+    _tiles[(tiles, shares)](
         x,
         weight,
         weight if bias is None else bias,
         out,
+        parts,
+        out if counters is None else counters,
         rows,
         x.stride(0),
         OUT=outputs,
         IN=inputs,
+        SHARE=share,
+        SHARES=shares,
         BIAS=bias is not None,
-        BLOCK_M=16 if rows <= 16 else 32 if rows <= 32 else 64,
+        GATED=gated,
+        BLOCK_M=block_m,
         BLOCK_N=shape.outputs,
         BLOCK_K=shape.inputs,
+        FETCHED=FETCHED,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **launch(x.device),
     )
     return out
+
+
+def counters_for(outputs: int) -> int:
+    """How many counters a weight of so many outputs needs, however it is cut."""
+    return -(-outputs // SMALLEST_TILE)

@@ -39,7 +39,6 @@ def _rotate(
     CACHED: keys and values go into the cache slots, and `out` is [T, HEADS, HEAD_DIM], the queries. Otherwise they
     follow the queries in `out`, [T, HEADS + 2 * KV_HEADS, HEAD_DIM].
     """
-    release(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
@@ -51,6 +50,9 @@ def _rotate(
     turns = dim < ROTARY_DIM
     other = tl.where(turns, other, dim)
     begin(CHAINED)
+    # Only now: attention, which comes next, reads lengths and tables while this kernel runs, and all that is further in
+    # front has ended by then.
+    release(CHAINED)
     at = qkv + token * qkv_stride + head[:, None] * HEAD_DIM
     plain = tl.load(at + dim[None, :], mask=inside, other=0.0)
     x = plain.to(tl.float32)

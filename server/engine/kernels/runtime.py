@@ -42,6 +42,18 @@ def begin(CHAINED: tl.constexpr) -> None:
         gdc_wait()
 
 
+@triton.jit
+def fetch(lines: tl.tensor, CHAINED: tl.constexpr) -> None:
+    """Bring the cache lines at some addresses into the L2 cache; before `begin`, while earlier kernels still run.
+
+    It reads nothing, so it may name memory that these kernels write.
+    """
+    if CHAINED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
 def power_of_two(size: int) -> int:
     """The smallest that is not below `size`."""
     return 1 << (size - 1).bit_length()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from server.engine.kernels.available import compiles_for
+from server.engine.layers.activation import silu_mul
 from server.engine.layers.context import BuildContext
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
 from server.engine.quantization.stored import QuantizedTensors
@@ -63,6 +64,11 @@ class Linear(nn.Module):
             self.weight = context.parameter(rows, in_features)
         self.bias = context.parameter(rows) if bias else None
         self.packed: Tensor | None = None
+        self.counters: Tensor | None = None
+        if compiles_for(context.device):
+            from server.engine.kernels.linear import make_counters
+
+            self.counters = make_counters(rows, context.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, rows]."""
@@ -70,7 +76,15 @@ class Linear(nn.Module):
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
             return product
         assert self.weight is not None
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.counters)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(first half) * second half of `forward(x)`, [T, in_features] -> [T, rows / 2]."""
+        if self.counters is not None and self.weight is not None and self.bias is None:
+            product = _few_rows(x, self.weight, None, self.counters, gated=True)
+            if product is not None:
+                return product
+        return silu_mul(self(x))
 
     def weight_targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint names, `prefix` (with its dot) + shard, and the rows they fill."""
@@ -115,21 +129,30 @@ class Linear(nn.Module):
         return whole
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, counters: Tensor | None = None) -> Tensor:
     """As torch's; few rows on CUDA take a kernel of ours where that is quicker.
 
     Args:
         x: [T, in_features].
         weight: contiguous [rows, in_features].
         bias: [rows].
+        counters: of this weight, from `kernels.linear.make_counters`; None on devices without kernels.
     """
-    if x.is_cuda and len(x) <= MOST_COMPILED_ROWS and compiles_for(x.device):
-        from server.engine.kernels.linear import few_rows
-
-        product = few_rows(x, weight, bias)
+    if counters is not None:
+        product = _few_rows(x, weight, bias, counters)
         if product is not None:
             return product
     return F.linear(x, weight, bias)
+
+
+def _few_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, counters: Tensor, *, gated: bool = False
+) -> Tensor | None:
+    if len(x) > MOST_COMPILED_ROWS:
+        return None
+    from server.engine.kernels.linear import few_rows
+
+    return few_rows(x, weight, bias, counters, gated=gated)
 
 
 def column_parallel(

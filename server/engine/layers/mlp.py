@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from server.engine.layers.activation import silu_mul
 from server.engine.layers.context import BuildContext
 from server.engine.layers.linear import column_parallel, row_parallel
 
@@ -20,7 +19,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same."""
-        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.gate_up_proj.gated(x))
         return out
 
     def weight_targets(self, prefix: str) -> dict[str, Tensor]:

@@ -21,14 +21,18 @@ class SoftmaxRouter(nn.Module):
         self.top_k = top_k
         self.renormalize = renormalize
         self.weight = context.parameter(num_experts, hidden_size)
-        self.compiled = compiles_for(context.device)
+        self.counters: Tensor | None = None
+        if compiles_for(context.device):
+            from server.engine.kernels.linear import make_counters
+
+            self.counters = make_counters(num_experts, context.device)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, hidden_size] -> expert ids int64 [T, k] and their weights [T, k] in x's dtype."""
-        if self.compiled:
+        if self.counters is not None:
             from server.engine.kernels.choose_experts import softmax_topk
 
-            return softmax_topk(linear(x, self.weight), self.top_k, self.renormalize)
+            return softmax_topk(linear(x, self.weight, None, self.counters), self.top_k, self.renormalize)
         probabilities = F.linear(x, self.weight).softmax(-1, dtype=torch.float32)
         weights, ids = probabilities.topk(self.top_k, dim=-1)
         if self.renormalize:
