@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, Start
 from tiny_checkpoint import write_tiny_llama
 
 if TYPE_CHECKING:
     from oracle import Oracle
-
-Start = Callable[..., LiveServer]
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,10 @@ class LiveServer:
         self.process.wait()
 
 
+Start = Callable[..., LiveServer]
+"""Starts a server with the arguments given; the fixtures `start` and `shared` are such."""
+
+
 def is_engine(process: psutil.Process) -> bool:
     """By its command, or the name that it shows in `ps` later."""
     command = " ".join(process.cmdline())

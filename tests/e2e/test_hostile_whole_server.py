@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import Start
-from live_server import LiveServer
+from live_server import LiveServer, Start
 from streaming_clients import Stream
 
 HUGE = 10**30

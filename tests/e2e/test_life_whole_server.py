@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Start
-from live_server import LiveServer, is_alive
+from live_server import LiveServer, Start, is_alive
 from streaming_clients import Stream
 
 ENDLESS = 60_000

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from live_server import LiveServer
+from live_server import LiveServer, Start
 
 PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
-from live_server import LiveServer
+from live_server import LiveServer, Start
 from oracle import Oracle, folder_oracle
 from tiny_checkpoint import VOCAB_SIZE
 

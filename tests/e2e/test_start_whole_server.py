@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Start
-from live_server import LiveServer
+from live_server import LiveServer, Start
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
