@@ -74,7 +74,7 @@ def _nvfp4(weight: Tensor, format: Nvfp4) -> dict[str, Tensor]:
     whole = _nonzero(grouped.abs().amax() / (FP8_MAX * E2M1_MAX))
     scale = (grouped.abs().amax(-1) / E2M1_MAX / whole).to(torch.float8_e4m3fn)
     divisor = _nonzero(scale.float() * whole)
-    middles = torch.tensor([(a + b) / 2 for a, b in zip(E2M1, E2M1[1:], strict=False)])
+    middles = torch.tensor([(a + b) / 2 for a, b in zip(E2M1, E2M1[1:], strict=False)], device=weight.device)
     values = grouped / divisor.unsqueeze(-1)
     codes = torch.bucketize(values.abs(), middles) + 8 * (values < 0)
     codes = codes.view(rows, -1)[:, : columns + columns % 2].to(torch.uint8)
