@@ -90,7 +90,11 @@ class DraftModelProposer:
         seen = min(request.draft_computed, row.end)
         end = min(len(request.tokens) if drafting else row.end, self._max_model_len)
         request.draft_computed = max(seen, end)
-        return Span(request.blocks, seen, request.tokens[seen:end])
+        tokens, known = request.tokens[seen:end], self.runner.setup.layers.vocab_size
+        if tokens and max(tokens) >= known:
+            # A prompt's ids may lie in the padding of the target's embedding, which the draft's may lack.
+            tokens = [token if token < known else 0 for token in tokens]
+        return Span(request.blocks, seen, tokens)
 
     def _forward(self, batch: Batch) -> Tensor:
         plan = self.runner.attention.plan(batch.step)
