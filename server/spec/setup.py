@@ -63,8 +63,13 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
     checkpoint = _locate(target, requests, settings)
     ask = Ask("draft", "load_format", KEY + "load_format", settings.load_format, requests.load_format)
     load_format = _load_format(ask, checkpoint)
-    headers = read_headers(checkpoint)
-    asked, method = settings.method, settings.method or draft_kind(checkpoint.config, headers)
+    headers, kind = _tensors(checkpoint)
+    asked, method = settings.method, settings.method or kind
+    if method == "draft_model" and kind == "eagle3":
+        raise UserError(
+            f"draft: {KEY}method draft_model: {checkpoint.source} is an EAGLE-3 head, not a whole model. "
+            f"Set {KEY}method to eagle3, or leave it out."
+        )
     settings = _with_method(settings, method)
     config = _config(method, checkpoint, headers, target, settings)
     setup = _setup(target, requests, settings, method, checkpoint, config, ask.row(load_format, "what the files are"))
@@ -138,6 +143,15 @@ def _shared_vocab_size(target: ModelSetup, draft: ModelSetup, requests: TargetRe
     if draft.checkpoint.path != target.checkpoint.path:
         check_tokens_of_head(target, draft, requests.tokenizer, requests.download_dir)
     return target.layers.vocab_size
+
+
+def _tensors(checkpoint: Checkpoint) -> tuple[Mapping[str, TensorHeader], Method]:
+    """The checkpoint's tensors, and what they draft with."""
+    try:
+        headers = read_headers(checkpoint)
+        return headers, draft_kind(checkpoint.config, headers)
+    except UserError as error:
+        raise UserError(f"draft: {KEY}model {checkpoint.source}: {error}") from None
 
 
 def _load_format(ask: Ask, checkpoint: Checkpoint) -> str:

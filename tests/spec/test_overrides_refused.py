@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,20 @@ def test_keys_of_another_method_are_refused_for_an_inferred_one(folders: Folders
     model = folders.drafts["mtp_own"]["model"]
     message = start_error(folders.target, {"model": model, "aux_hidden_state_layers": [1, 2, 3]})
     assert message.startswith("draft: speculative_config.aux_hidden_state_layers: ") and "the method is mtp" in message
+
+
+def test_drafts_of_another_kind_and_broken_files(folders: Folders, tmp_path: Path) -> None:
+    head, alone = (folders.drafts[proposer]["model"] for proposer in ("eagle3", "mtp_own"))
+    llama = str(write_llama(tmp_path / "llama"))
+    short = Path(shutil.copytree(head, tmp_path / "short")) / "model.safetensors"
+    short.write_bytes(short.read_bytes()[:-1024])
+    for method, model, says in (
+        ("draft_model", head, ["is an EAGLE-3 head, not a whole model", "speculative_config.method to eagle3"]),
+        ("eagle3", alone, ["method eagle3", "lacks fc.weight"]),
+        ("mtp", llama, ["method mtp", "no MTP weights"]),
+        ("mtp", head, ["method mtp", "no MTP weights"]),
+        (None, str(short.parent), ["speculative_config.model", "model.safetensors", "truncated"]),
+        ("draft_model", str(tmp_path / "nothing"), ["speculative_config.model", "does not exist"]),
+    ):
+        message = start_error(folders.target, {"model": model} | ({"method": method} if method else {}))
+        assert all(part in message for part in says), message
