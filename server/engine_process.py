@@ -15,10 +15,6 @@ from server.config import Settings
 
 ENGINE_COMMAND = (sys.executable, "-m", "server.engine")
 
-THREADING = {"GOMP_SPINCOUNT": "1000"}
-"""How long torch's threads on the CPU wait for each other before they sleep. By default they spin for so long that a
-step takes many times as long as soon as another process wants a core, the API process among them (BENCHMARKS.md)."""
-
 
 class EngineProcess:
     """One started engine, the leader of its own session, so that Ctrl-C in a terminal reaches only its parent.
@@ -44,7 +40,6 @@ class EngineProcess:
             *("--config-file", str(config), "--link", str(folder), "--parent", str(os.getpid())),
             stdin=DEVNULL,
             start_new_session=True,
-            env={**THREADING, **os.environ},
         )
         return cls(process)
 
