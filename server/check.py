@@ -9,13 +9,10 @@ import msgspec
 from rich.console import Console
 
 from server.config import Settings
-from server.resolved_table import COLUMNS, kv_group_line, resolved_table
+from server.resolved_table import COLUMNS, give_room, kv_group_line, resolved_table
 
 if TYPE_CHECKING:
     from server.engine.check import CheckReport
-
-_PIPE_WIDTH = 200
-"""Of the table where there is no terminal to fit it into."""
 
 
 def check(settings: Settings, console: Console, *, as_json: bool) -> int:
@@ -24,8 +21,7 @@ def check(settings: Settings, console: Console, *, as_json: bool) -> int:
     from server.engine.plan import check_plan
 
     report = check_plan(settings)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+    give_room(console)
     if as_json:
         console.print(json.dumps(report_json(report), indent=2), markup=False, highlight=False, soft_wrap=True)
     else:

@@ -13,6 +13,7 @@ from rich.console import Console
 from server.config_faults import UsageError, nearest
 from server.errors import UserError
 from server.flags import config_yaml, parse_check, parse_serve
+from server.resolved_table import give_room
 
 _USAGE = """\
 usage: outrider COMMAND [flags]
@@ -90,7 +91,9 @@ def _serve(flags: list[str]) -> int:
 
     setproctitle.setproctitle("outrider: api")
     set_up_logging(settings.log_level)
-    code = serve(settings, listener, Console(stderr=True))
+    console = Console(stderr=True)
+    give_room(console)
+    code = serve(settings, listener, console)
     if threading.active_count() > 1:
         # A download that nobody waits for any more: Python would wait for its threads.
         sys.stderr.flush()

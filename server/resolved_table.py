@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from server.messages import KVGroup
 
 COLUMNS = ("role", "component", "requested", "resolved", "source", "why")
+
+
+_PIPE_WIDTH = 200
 
 
 class Row(Protocol):
@@ -39,6 +43,12 @@ class Row(Protocol):
     @property
     def why(self) -> str:
         """The reason."""
+
+
+def give_room(console: Console) -> None:
+    """Print as wide as the table is in a file or a pipe, where there is no terminal to fit it into."""
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
 
 
 def resolved_table(rows: Iterable[Row]) -> Table:
