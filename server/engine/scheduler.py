@@ -286,6 +286,7 @@ class Scheduler:
     def _advance(self, row: StepRow, result: RowResult) -> RequestOutput:
         request = row.request
         params = request.params
+        room = request.max_len - len(request.tokens)
         finish: FinishReason | None = None
         stop_token_id: int | None = None
         kept = 0
@@ -311,8 +312,9 @@ class Scheduler:
             # Tokens beyond the end were computed for nothing and are no part of the sequence.
             request.computed = min(request.computed, len(request.tokens))
             self._end(request)
-        # What lies beyond the end of the sequence counts neither as drafted nor as accepted.
-        counted = len(row.drafts) if finish is None else min(len(row.drafts), kept)
+        # What lies beyond the end of the sequence counts neither as drafted nor as accepted. (A step that was launched
+        # before the last one's tokens were known may have verified drafts beyond max_len.)
+        counted = min(len(row.drafts), room if finish is None else kept)
         return RequestOutput(
             request.request_id,
             list(result.token_ids[:kept]),

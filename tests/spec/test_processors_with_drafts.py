@@ -15,6 +15,7 @@ import pytest
 from server.messages import RequestOutput, TokenLogprobs
 from tests.spec.drafts import Pair
 from tests.spec.engine_harness import Harness, make_engine
+from tests.spec.test_run_ahead import overlapping
 
 NEW = 24
 PROMPTS = ([5, 9, 200, 31, 7, 7, 64, 5, 9, 200, 31], [17] * 9, list(range(60, 97)))
@@ -266,3 +267,29 @@ def test_as_many_tokens_as_asked_for(draft: str, pairs: dict[str, Pair]) -> None
     assert all(a <= d for a, d in zip(counts.accepted, counts.drafted, strict=True))
     assert counts.accepted == sorted(counts.accepted, reverse=True)
     assert counts.drafted == sorted(counts.drafted, reverse=True)
+
+
+@pytest.mark.parametrize("draft", ["self", "noisy"])
+def test_counts_are_right_when_steps_overlap(draft: str, pairs: dict[str, Pair]) -> None:
+    """A step launched before the last one's tokens are known may verify drafts beyond the end: they do not count."""
+    pair = pairs[draft]
+    tokens = greedy(pair.target, tuple(PROMPTS[2]))
+    place = next(p for p in range(4, NEW) if tokens[p] not in tokens[:p])
+    engine = speculating(pair, 5, num_kv_blocks=200, max_num_seqs=32)
+    ids = {limit: engine.add(PROMPTS[2], max_tokens=limit) for limit in range(1, NEW + 1)}
+    stopped = engine.add(PROMPTS[2], max_tokens=NEW, stop_token_ids=(tokens[place],))
+    ahead = overlapping(engine)
+    ahead.run()
+    assert ahead.overlapped > 2
+    assert {limit: engine.tokens(i) for limit, i in ids.items()} == {limit: tokens[:limit] for limit in ids}
+    assert answer(engine, stopped) == (tokens[: place + 1], "stop", tokens[place])
+    for i in (*ids.values(), stopped):
+        left = len(engine.tokens(i))
+        for output in engine.outputs[i]:
+            assert output.accepted <= output.drafted <= min(5, left)
+            left -= len(output.token_ids)
+    counts = engine.counts()
+    told = [(output.drafted, output.accepted) for i in (*ids.values(), stopped) for output in engine.outputs[i]]
+    assert (sum(counts.drafted), sum(counts.accepted)) == tuple(map(sum, zip(*told, strict=True)))
+    if draft == "self":
+        assert counts.accepted == counts.drafted

@@ -18,6 +18,7 @@ from server.engine.attention.torch import TorchAttention
 from tests.spec.drafts import Pair
 from tests.spec.engine_harness import Harness, make_engine
 from tests.spec.table_models import VOCAB, Table, table, write_table_eagle3, write_table_glm, write_table_target
+from tests.spec.test_run_ahead import overlapping
 
 METHODS = ("draft_model", "eagle3", "mtp")
 NEAR, FAR = 2, 260
@@ -85,7 +86,7 @@ class Case:
 CASES = [
     Case(*values)
     for values in itertools.product(
-        METHODS, (NEAR, FAR), (16, 32, 64, 128, 256), ("whole", "chunked", "hit", "preempted", "all")
+        METHODS, (NEAR, FAR), (16, 32, 64, 128, 256), ("whole", "chunked", "hit", "preempted", "all", "ahead")
     )
 ]
 
@@ -129,7 +130,12 @@ def test_every_draft_comes_to_what_its_table_says(case: Case, drafts: dict[tuple
         engine.run()
         check_drafts(engine, draft, ids)
     ids = [engine.add(prompt, max_tokens=NEW) for prompt in asked]
-    engine.run()
+    if case.shape == "ahead":
+        ahead = overlapping(engine)
+        ahead.run()
+        assert ahead.overlapped
+    else:
+        engine.run()
     assert [engine.tokens(i) for i in ids] == [draft.rule.continued(prompt, NEW) for prompt in asked]
     check_drafts(engine, draft, ids)
     check_counters(engine)
@@ -192,7 +198,7 @@ def verified(engine: Harness, request_id: int) -> list[tuple[int, int]]:
 
 
 def check_drafts(engine: Harness, draft: Draft, ids: Sequence[int]) -> None:
-    """Each draft, wherever it began, was accepted as far as the tables say."""
+    """Each draft, wherever it began, was accepted as far as the tables say, and did not count beyond its end."""
     for request_id in ids:
         outputs = engine.outputs[request_id]
         (request,) = {row.request for plan in engine.steps for row in plan.rows if row.request.request_id == request_id}
@@ -201,6 +207,7 @@ def check_drafts(engine: Harness, draft: Draft, ids: Sequence[int]) -> None:
             if output.drafted:
                 right = [draft.is_right(depth, request.tokens[: at + depth]) for depth in range(output.drafted)]
                 assert output.accepted == (right.index(False) if False in right else len(right))
+                assert output.drafted <= min(K, request.max_len - at)
             at += len(output.token_ids)
 
 
