@@ -283,8 +283,7 @@ def test_counts_are_right_when_steps_overlap(draft: str, pairs: dict[str, Pair])
     assert ahead.overlapped > 2
     assert {limit: engine.tokens(i) for limit, i in ids.items()} == {limit: tokens[:limit] for limit in ids}
     assert answer(engine, stopped) == (tokens[: place + 1], "stop", tokens[place])
-    for i in (*ids.values(), stopped):
-        left = len(engine.tokens(i))
+    for left, i in (*ids.items(), (NEW, stopped)):
         for output in engine.outputs[i]:
             assert output.accepted <= output.drafted <= min(5, left)
             left -= len(output.token_ids)
