@@ -37,8 +37,8 @@ class _Short:
     """int64 [B * q], their token indices; None when these are all the step's tokens in order."""
     count: int
     """q."""
-    pages: Tensor
-    """int64 [B, P]."""
+    pages: Tensor | slice
+    """int64 [B, P], or the pages of one row that lie side by side: they are read where they are."""
     mask: Tensor
     """[B, 1, groups * q or 1, P * page_size] in the query's dtype."""
 
@@ -47,7 +47,8 @@ class _Short:
 class TorchPlan:
     """The step, cut into rows that one product can take."""
 
-    slots: Tensor
+    slots: Tensor | slice
+    """Where the new tokens' keys and values go; a slice for a single one, which is quicker to write."""
     longs: list[_Long]
     shorts: list[_Short]
 
@@ -99,7 +100,11 @@ class TorchAttention:
             else:
                 # Of similar length, so that padding at most doubles what is read.
                 shorts.setdefault((new, self._num_pages(length).bit_length()), []).append(r)
-        return TorchPlan(step.slot_mapping, longs, [self._short(step, new, rows) for (new, _), rows in shorts.items()])
+        slots: Tensor | slice = step.slot_mapping
+        if len(step.slot_mapping) == 1 and step.slot_mapping.device.type == "cpu":
+            slot = int(step.slot_mapping)
+            slots = slice(slot, slot + 1)
+        return TorchPlan(slots, longs, [self._short(step, new, rows) for (new, _), rows in shorts.items()])
 
     def _num_pages(self, length: int) -> int:
         assert self.cache is not None
@@ -131,7 +136,7 @@ class TorchAttention:
         if not everything:
             first = torch.tensor([step.query_start[r] for r in rows], device=device)
             tokens = (first[:, None] + torch.arange(new, device=device)).flatten()
-        return _Short(tokens, new, tables[:, :num_pages], mask)
+        return _Short(tokens, new, _in_place(tables[:, :num_pages]), mask)
 
     def _additive(self, seen: Tensor) -> Tensor:
         """Made once a step: a bool mask would be converted in every layer."""
@@ -140,9 +145,12 @@ class TorchAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, plan: TorchPlan) -> Tensor:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
         if self.cache is not None:
-            shape = (-1, self.need.num_kv_heads, self.need.head_dim)
-            self.cache.keys[layer_id].view(shape).index_copy_(0, plan.slots, k.to(self.need.kv_dtype))
-            self.cache.values[layer_id].view(shape).index_copy_(0, plan.slots, v.to(self.need.kv_dtype))
+            for cache, new in ((self.cache.keys, k), (self.cache.values, v)):
+                entries = cache[layer_id].flatten(0, 1)
+                if isinstance(plan.slots, slice):
+                    entries[plan.slots] = new
+                else:
+                    entries.index_copy_(0, plan.slots, new.to(self.need.kv_dtype))
         if not plan.longs and len(plan.shorts) == 1 and plan.shorts[0].tokens is None:
             return self._attend_short(q, plan.shorts[0], layer_id).flatten(1)
         out = torch.empty_like(q)
@@ -155,16 +163,18 @@ class TorchAttention:
             out[row.start : row.end] = self._attend_long(q, k, v, row, layer_id)
         return out.flatten(1)
 
-    def _gather(self, cache: list[Tensor], pages: Tensor, layer_id: int) -> Tensor:
+    def _gather(self, cache: list[Tensor], pages: Tensor | slice, layer_id: int) -> Tensor:
         """Pages [..., P] of one layer, as [..., P * page_size, num_kv_heads, head_dim] in the query's dtype."""
         layer = cache[layer_id]
+        if isinstance(pages, slice):
+            return layer[pages].flatten(0, 1)[None].to(self.need.dtype)
         got = layer.index_select(0, pages.flatten()).to(self.need.dtype)
         return got.view(*pages.shape[:-1], pages.shape[-1] * layer.shape[1], *layer.shape[2:])
 
     def _attend_short(self, q: Tensor, rows: _Short, layer_id: int) -> Tensor:
         """[B * q, num_heads, head_dim] -> the same."""
         assert self.cache is not None
-        batch, kv_heads, head_dim = len(rows.pages), self.need.num_kv_heads, self.need.head_dim
+        batch, kv_heads, head_dim = len(q) // rows.count, self.need.num_kv_heads, self.need.head_dim
         # The query heads of one KV head stand where several queries would: the products are shared without copies.
         query = q.view(batch, rows.count, kv_heads, self._groups, head_dim).permute(0, 2, 3, 1, 4)
         got = F.scaled_dot_product_attention(
@@ -193,3 +203,11 @@ class TorchAttention:
             enable_gqa=True,
         )
         return got[0].transpose(0, 1)
+
+
+def _in_place(tables: Tensor) -> Tensor | slice:
+    """One row's pages as a slice where each follows the one before; on the CPU, where looking costs nothing."""
+    if len(tables) > 1 or tables.device.type != "cpu":
+        return tables
+    pages = tables[0].tolist()
+    return slice(pages[0], pages[-1] + 1) if pages == list(range(pages[0], pages[-1] + 1)) else tables
