@@ -66,7 +66,7 @@ def one_batch(engine: InProcessEngine, batch: int, arguments: argparse.Namespace
         params = SamplingParams(max_tokens=400, seed=i, temperature=0.0)
         engine.link.inbox.append(EngineRequest(10_000 * batch + i, prompt, params, arrived=float(i)))
     ids = [10_000 * batch + i for i in range(batch)]
-    while not all(engine.link.tokens.get(request_id) for request_id in ids):
+    while not all(engine.link.outputs.get(request_id) for request_id in ids):
         engine.core.round()
     for _ in range(8):
         engine.core.round()
@@ -104,7 +104,7 @@ def one_batch(engine: InProcessEngine, batch: int, arguments: argparse.Namespace
     engine.core._scheduler.abort(ids)
     while engine.core._scheduler.running or engine.core._pipeline is not None and engine.core._pipeline.busy:
         engine.core.round()
-    engine.link.tokens.clear()
+    engine.link.outputs.clear()
     engine.link.ended.clear()
 
 

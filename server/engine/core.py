@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from server.engine.executor import PhaseSeconds, StepExecutor
+from server.engine.executor import DEVICE_LOST, PhaseSeconds, StepExecutor
 from server.engine.link import Link
 from server.engine.models.draft import TargetHidden
 from server.engine.pipeline import Pipeline
@@ -141,6 +141,8 @@ class EngineCore:
             if plan.copies and self._speculator is not None:
                 self._speculator.proposer.copy_blocks(plan.copies)
             result = self._executor.execute(plan, self._phase_seconds)
+        except DEVICE_LOST:
+            raise
         except Exception:
             logger.exception("a step of %d requests failed; they end with an error", len(plan.rows))
             outputs += self._scheduler.fail(plan, STEP_FAILED)
@@ -158,6 +160,8 @@ class EngineCore:
             return []
         try:
             self._speculator.draft(plan, hidden, self._scheduler, self._phase_seconds)
+        except DEVICE_LOST:
+            raise
         except Exception:
             logger.exception("drafting for %d requests failed; they end with an error", len(plan.rows))
             return self._scheduler.fail(plan, STEP_FAILED)

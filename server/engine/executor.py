@@ -25,6 +25,9 @@ from server.spec.verify import DrawnDraft, SyntheticAcceptance, accept_or_resamp
 _PROBABILITIES_AT_ONCE = 2**24
 """Entries of the target's distributions that are held at once: 128 MiB."""
 
+DEVICE_LOST = torch.AcceleratorError
+"""After it, no more work can be done in this process: it must end, so that its parent sees and says so."""
+
 PhaseSeconds = dict[str, list[float]]
 """Durations of a step's parts, by the phase label of /metrics."""
 

@@ -11,7 +11,16 @@ from typing import Any
 from server.config import Settings
 from server.engine.start import start_engine
 from server.errors import UserError
-from server.messages import EngineOutputs, EngineReady, EngineRequest, EngineStats, FromEngine, SamplingParams, ToEngine
+from server.messages import (
+    EngineOutputs,
+    EngineReady,
+    EngineRequest,
+    EngineStats,
+    FromEngine,
+    RequestOutput,
+    SamplingParams,
+    ToEngine,
+)
 
 
 @dataclass
@@ -21,8 +30,8 @@ class DirectLink:
     inbox: list[ToEngine] = field(default_factory=list)
     ready: EngineReady | None = None
     stats: EngineStats | None = None
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    """Of live and ended requests."""
+    outputs: dict[int, list[RequestOutput]] = field(default_factory=dict)
+    """Of live and ended requests, in the order they came."""
     ended: dict[int, str] = field(default_factory=dict)
     """Why requests ended; for one that failed, the message."""
 
@@ -34,7 +43,7 @@ class DirectLink:
             case EngineOutputs(outputs, stats):
                 self.stats = stats
                 for output in outputs:
-                    self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                    self.outputs.setdefault(output.request_id, []).append(output)
                     if output.finish_reason is not None:
                         self.ended[output.request_id] = output.error or output.finish_reason
 
@@ -48,9 +57,14 @@ class DirectLink:
 class Answers:
     """What came of requests that were sent together."""
 
-    token_ids: list[list[int]]
+    outputs: list[list[RequestOutput]]
     seconds: float
     """From handing the requests over to the last one's end."""
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Each request's answer."""
+        return [[token for output in outputs for token in output.token_ids] for outputs in self.outputs]
 
 
 class InProcessEngine:
@@ -94,8 +108,8 @@ class InProcessEngine:
             self.core.round()
         seconds = time.perf_counter() - started
         ended, self.link.ended = self.link.ended, {}
-        tokens, self.link.tokens = self.link.tokens, {}
+        outputs, self.link.outputs = self.link.outputs, {}
         failed = [reason for reason in ended.values() if reason not in ("stop", "length")]
         if failed:
             raise UserError(f"{len(failed)} of {len(ids)} requests failed: {failed[0]}")
-        return Answers([tokens.get(request_id, []) for request_id in ids], seconds)
+        return Answers([outputs.get(request_id, []) for request_id in ids], seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from server.engine.executor import DEVICE_LOST
 from server.engine.request import Draft, Request
 from server.engine.run_ahead import Launched, Outcome, RunAhead
 from server.engine.scheduler import Scheduler
@@ -55,6 +56,8 @@ class Pipeline:
         if requests:
             try:
                 self._flying = self._run_ahead.launch(requests, self._wanted)
+            except DEVICE_LOST:
+                raise
             except Exception:
                 logger.exception("a step of %d requests failed; they end with an error", len(requests))
                 if previous is not None:

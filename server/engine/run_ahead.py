@@ -131,7 +131,8 @@ class RunAhead:
     @torch.inference_mode()
     def capture(self, size: int) -> None:
         """Capture what a step of so many rows does, over rows of padding."""
-        self._control.fill_(self._idle)
+        self._control[0].fill_(self._idle)
+        self._control[1:].fill_(-1)
         self._run(self._forward.size(size), None)
 
     @torch.inference_mode()

@@ -122,6 +122,7 @@ def test_answers_and_counts_are_those_of_steps_one_by_one(pairs: dict[str, Pair]
         assert accepted / max(drafted, 1) == pytest.approx(other / max(others, 1), abs=0.1)
 
 
+@pytest.mark.slow  # kernels in the interpreter
 @pytest.mark.parametrize("method", ["none", "eagle3"])
 def test_rows_of_padding_change_nothing(pairs: dict[str, Pair], method: str) -> None:
     pytest.importorskip("triton")
