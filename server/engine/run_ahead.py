@@ -14,16 +14,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from server.engine.graphs import Graphs
 from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Request
+from server.engine.resident import ResidentState, gather_inputs, keep, verify
 from server.engine.runner import ModelRunner
 from server.engine.sampling.request import SampleRow
 from server.engine.sampling.sampler import Sampler
 from server.engine.sampling.transfer import to_device
-from server.engine.uniform import UniformForward, places
+from server.engine.uniform import UniformForward
 from server.spec.device_draft import DeviceDraft, Verified
 from server.spec.verify import SyntheticAcceptance
 
@@ -107,9 +109,11 @@ class RunAhead:
         """k."""
         self.per_step = 1 + self.drafts
         """Tokens that a step computes of each sequence, and makes at most."""
-        self._lengths = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(max_rows + 1, self.per_step, dtype=torch.int64, device=device)
-        self._blocks = torch.zeros(max_rows + 1, width, dtype=torch.int64, device=device)
+        self._state = ResidentState(
+            lengths=torch.zeros(max_rows + 1, dtype=torch.int64, device=device),
+            tokens=torch.zeros(max_rows + 1, self.per_step, dtype=torch.int64, device=device),
+            blocks=torch.zeros(max_rows + 1, width, dtype=torch.int64, device=device),
+        )
         self._control = torch.full((3, max_rows), self._idle, dtype=torch.int64, device=device)
         """By row: its place, the drafts that it may use, the drafts that are accepted by lot (-1: none is)."""
         self._results = torch.zeros(max_rows, self.per_step + 1 + self.drafts, dtype=torch.int64, device=device)
@@ -201,8 +205,8 @@ class RunAhead:
             entering.append([place, request.computed, *tokens, *[0] * (self.per_step - len(tokens))])
         if entering:
             entered = to_device(np.array(entering, np.int64), self._device)
-            self._lengths.index_copy_(0, entered[:, 0], entered[:, 1])
-            self._tokens.index_copy_(0, entered[:, 0], entered[:, 2:])
+            self._state.lengths.index_copy_(0, entered[:, 0], entered[:, 1])
+            self._state.tokens.index_copy_(0, entered[:, 0], entered[:, 2:])
         self._extend_blocks(requests)
         return limits
 
@@ -216,7 +220,7 @@ class RunAhead:
         return max(0, min(wanted, self.drafts, left, within))
 
     def _extend_blocks(self, requests: Sequence[Request]) -> None:
-        width = self._blocks.shape[1]
+        width = self._state.blocks.shape[1]
         added: list[int] = []
         blocks: list[int] = []
         for request in requests:
@@ -228,7 +232,7 @@ class RunAhead:
                 self._known_blocks[place] = count
         if added:
             where, what = to_device(np.array([added, blocks], np.int64), self._device).unbind(0)
-            self._blocks.view(-1).index_copy_(0, where, what)
+            self._state.blocks.view(-1).index_copy_(0, where, what)
 
     def _draw_lots(self, requests: Sequence[Request], limits: list[int]) -> list[int]:
         """The accepted drafts of each row, where they are drawn by lot."""
@@ -260,48 +264,33 @@ class RunAhead:
             return events
         rows = [SampleRow(request.sampling, request.output, (0,) * request.in_flight) for request in sampling]
         sampled = self._sampler(self._forward.runner.model.logits(hidden.final[: len(rows)]), rows).token_ids
-        padded = torch.nn.functional.pad(sampled, (0, size - len(rows)))
-        self._keep(size, padded, hidden.final.isfinite().all(-1), hidden)
+        rest = (0, size - len(rows))
+        # The sum is finite if all are, but for overflows that are as bad.
+        self._keep(size, pad(sampled, rest), hidden.final.sum(-1, dtype=torch.float32), hidden)
         return events
 
     def _inputs(self, size: int) -> None:
-        at = self._control[0, :size]
-        first, real = self._lengths[at], at != self._idle
-        laid = places(first, self.per_step, self._blocks[at], real, self._pages)
-        self._forward.fill(self._tokens[at], laid)
+        gather_inputs(self._state, self._control[0, :size], self._forward.inputs, self._pages)
 
     def _choose(self, size: int, hidden: TargetHidden) -> None:
         best = self._forward.runner.model.logits(hidden.final)[:, : self._vocab_size].max(-1)
-        self._keep(size, best.indices, best.values.isfinite(), hidden)
+        self._keep(size, best.indices, best.values, hidden)
 
-    def _keep(self, size: int, sampled: Tensor, finite: Tensor, hidden: TargetHidden) -> None:
+    def _keep(self, size: int, sampled: Tensor, best: Tensor, hidden: TargetHidden) -> None:
         """Verify drafts, draft anew, and bring the state to where the next step begins.
 
         Args:
             size: rows.
             sampled: int64 [size * per_step], the target's choice after each token.
-            finite: bool [size * per_step], whether the model's numbers were.
+            best: [size * per_step], numbers of the tokens that are finite unless the model's were not.
             hidden: of the step's tokens.
         """
         at, limits, by_lot = self._control[:, :size].unbind(0)
-        real, first, inputs = at != self._idle, self._lengths[at], self._tokens[at]
-        emitted = sampled.view(size, self.per_step)
-        accepted = torch.zeros_like(at)
-        newest, drafts = emitted, emitted[:, :0]
+        verdict = verify(self._state, at, sampled.view(size, -1), limits, by_lot)
+        drafts = verdict.emitted[:, :0]
         if self._drafting is not None:
-            step = torch.arange(self.per_step, device=self._device)
-            right = (inputs[:, 1:] == emitted[:, :-1]) & (step[:-1] < limits[:, None])
-            accepted = torch.where(by_lot < 0, right.long().cumprod(1).sum(1), by_lot)
-            # Accepted drafts are what the target chose, unless they were accepted by lot.
-            emitted = torch.where(step < accepted[:, None], inputs.roll(-1, 1), emitted)
-            newest = emitted.gather(1, accepted[:, None])
-            verified = Verified(first, inputs, emitted, accepted, hidden, self._blocks[at], real)
-            drafts = self._drafting.draft.draft(verified)
-        # Rows of padding share a place, which stays as it is.
-        self._lengths.index_copy_(0, at, (first + accepted + 1).masked_fill_(~real, 0))
-        self._tokens.index_copy_(0, at, torch.cat((newest, drafts), 1))
-        accepted = accepted.masked_fill(~finite.view(size, -1).all(1), -1)
-        self._results[:size] = torch.cat((emitted, accepted[:, None], drafts), 1)
+            drafts = self._drafting.draft.draft(Verified(verdict, hidden, self._state.blocks[at]))
+        keep(self._state, at, verdict, drafts, best.view(size, -1), self._results[:size])
 
 
 def _host_memory(like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,9 @@ from server.engine.graphs import Graphs
 from server.engine.kv.groups import Pages
 from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
+from server.engine.resident import StepInputs, page_tables, token_places
 from server.engine.runner import ModelRunner
+from server.engine.sampling.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,15 @@ def places(first: Tensor, query_len: int, blocks: Tensor, real: Tensor, pages: P
         real: bool [R], false for rows of padding.
         pages: how blocks are cut.
     """
-    size = pages.block_size
-    positions = first[:, None] + torch.arange(query_len, device=first.device)
-    slots = blocks.gather(1, positions // size) * size + positions % size
+    positions, slots = token_places(first, query_len, blocks, real, pages.block_size)
     step = UniformStep(
         query_len=query_len,
-        longest=blocks.shape[1] * size,
-        seq_lens=(first + query_len).masked_fill_(~real, 0).to(torch.int32),
+        longest=blocks.shape[1] * pages.block_size,
+        seq_lens=((first + query_len) * real).to(torch.int32),
         block_tables=page_tables(blocks, pages),
-        slot_mapping=slots.masked_fill_(~real[:, None], -1).flatten(),
+        slot_mapping=slots,
     )
-    return Places(positions.flatten(), step)
-
-
-def page_tables(blocks: Tensor, pages: Pages) -> Tensor:
-    """Blocks [R, W] -> their kernel pages [R, W * pages a block], which follow each other."""
-    ratio = pages.per_block
-    if ratio == 1:
-        return blocks
-    return (blocks[:, :, None] * ratio + torch.arange(ratio, device=blocks.device)).flatten(1)
+    return Places(positions, step)
 
 
 def plan_of(attention: AttentionBackend, step: UniformStep) -> Any:
@@ -88,11 +81,14 @@ class UniformForward:
         self._sizes = sorted(sizes)
         self._graphs = graphs
         self._longest = width * runner.pages.block_size
-        self.ids = torch.zeros(most * query_len, dtype=torch.int64, device=device)
-        self.positions = torch.zeros_like(self.ids)
-        self._slots = torch.full_like(self.ids, -1)
-        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(most, width * runner.pages.per_block, dtype=torch.int64, device=device)
+        tokens = torch.zeros(most * query_len, dtype=torch.int64, device=device)
+        self.inputs = StepInputs(
+            ids=tokens,
+            positions=torch.zeros_like(tokens),
+            slots=torch.full_like(tokens, -1),
+            lengths=torch.zeros(most, dtype=torch.int32, device=device),
+            tables=torch.zeros(most, width * runner.pages.per_block, dtype=torch.int64, device=device),
+        )
 
     def size(self, rows: int) -> int:
         """Rows that are run for so many; without graphs, none are padded."""
@@ -104,27 +100,18 @@ class UniformForward:
         """Whether so many rows can be run."""
         return rows <= self._sizes[-1]
 
-    def fill(self, ids: Tensor, at: Places) -> None:
-        """Take the inputs of as many rows as `ids` [R, query_len] has; the padding is among them."""
-        rows, tokens = len(at.step.seq_lens), len(at.positions)
-        self.ids[:tokens].copy_(ids.reshape(-1))
-        self.positions[:tokens].copy_(at.positions)
-        self._slots[:tokens].copy_(at.step.slot_mapping)
-        self._lengths[:rows].copy_(at.step.seq_lens)
-        self._tables[:rows, : at.step.block_tables.shape[1]].copy_(at.step.block_tables)
-
     def run_batch(self, batch: Batch) -> TargetHidden:
         """Run rows that the host laid out; the result is overwritten by the next run."""
-        step, device = batch.step, self.ids.device
+        step, inputs = batch.step, self.inputs
         rows = len(step.seq_lens)
         tokens, size = rows * self.query_len, self.size(rows)
-        self.ids[:tokens].copy_(batch.input_ids)
-        self.positions[:tokens].copy_(batch.positions)
-        self._slots[:tokens].copy_(step.slot_mapping)
-        self._slots[tokens : size * self.query_len].fill_(-1)
-        lengths = torch.tensor([*step.seq_lens, *[0] * (size - rows)], dtype=torch.int32)
-        self._lengths[:size].copy_(lengths.pin_memory() if device.type == "cuda" else lengths, non_blocking=True)
-        self._tables[:rows, : step.block_tables.shape[1]].copy_(step.block_tables)
+        inputs.ids[:tokens].copy_(batch.input_ids)
+        inputs.positions[:tokens].copy_(batch.positions)
+        inputs.slots[:tokens].copy_(step.slot_mapping)
+        inputs.slots[tokens : size * self.query_len].fill_(-1)
+        lengths = np.array([*step.seq_lens, *[0] * (size - rows)], np.int32)
+        inputs.lengths[:size].copy_(to_device(lengths, inputs.lengths.device))
+        inputs.tables[:rows, : step.block_tables.shape[1]].copy_(step.block_tables)
         hidden = self.run(size)
         return TargetHidden(hidden.final[:tokens], None if hidden.aux is None else hidden.aux[:tokens])
 
@@ -133,10 +120,10 @@ class UniformForward:
         return self._graphs.run(("forward", self.query_len, size), lambda: self._forward(size))
 
     def _forward(self, size: int) -> TargetHidden:
-        tokens = size * self.query_len
+        tokens, inputs = size * self.query_len, self.inputs
         step = UniformStep(
-            self.query_len, self._longest, self._lengths[:size], self._tables[:size], self._slots[:tokens]
+            self.query_len, self._longest, inputs.lengths[:size], inputs.tables[:size], inputs.slots[:tokens]
         )
         plan = plan_of(self.runner.attention, step)
-        hidden: TargetHidden = self.runner.model(self.ids[:tokens], self.positions[:tokens], plan)
+        hidden: TargetHidden = self.runner.model(inputs.ids[:tokens], inputs.positions[:tokens], plan)
         return hidden

@@ -17,6 +17,7 @@ from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import DraftHidden, RecurrentDraft, TargetHidden
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
+from server.engine.resident import Verdict
 from server.engine.runner import ModelRunner
 from server.engine.uniform import places, plan_of
 
@@ -25,20 +26,11 @@ from server.engine.uniform import places, plan_of
 class Verified:
     """R rows after a verification of k drafts each."""
 
-    first: Tensor
-    """int64 [R], position of the first verified token."""
-    inputs: Tensor
-    """int64 [R, k + 1], the verified tokens: the newest one of the sequence, then its drafts."""
-    emitted: Tensor
-    """int64 [R, k + 1], the accepted drafts and the token after them; beyond these, anything."""
-    accepted: Tensor
-    """int64 [R], 0 to k."""
+    verdict: Verdict
     hidden: TargetHidden
     """Of the verified tokens, [R * (k + 1), …]."""
     blocks: Tensor
     """int64 [R, W]."""
-    real: Tensor
-    """bool [R], false for rows of padding."""
 
 
 class DeviceDraft(Protocol):
@@ -66,20 +58,21 @@ class RecurrentDeviceDraft:
 
     def draft(self, verified: Verified) -> Tensor:
         """See `DeviceDraft.draft`."""
-        rows, width = verified.emitted.shape
-        made = self._run(self._model.combine(verified.hidden), verified.emitted, verified.first, verified, 0)
-        last = torch.arange(0, rows * width, width, device=verified.first.device) + verified.accepted
+        verdict = verified.verdict
+        rows, width = verdict.emitted.shape
+        made = self._run(self._model.combine(verified.hidden), verdict.emitted, verdict.first, verified, 0)
+        last = torch.arange(0, rows * width, width, device=verdict.first.device) + verdict.accepted
         output, recurrent = made.output[last], made.recurrent[last]
         drafted = [self._choose(output)]
         for ahead in range(1, self._num_tokens):
-            first = verified.first + verified.accepted + ahead
+            first = verdict.first + verdict.accepted + ahead
             made = self._run(recurrent, drafted[-1][:, None], first, verified, ahead)
             recurrent = made.recurrent
             drafted.append(self._choose(made.output))
         return torch.stack(drafted, 1)
 
     def _run(self, hidden: Tensor, ids: Tensor, first: Tensor, verified: Verified, step: int) -> DraftHidden:
-        at = places(first, ids.shape[1], verified.blocks, verified.real, self._runner.pages)
+        at = places(first, ids.shape[1], verified.blocks, verified.verdict.real, self._runner.pages)
         return self._model(hidden, ids.flatten(), at.positions, plan_of(self._runner.attention, at.step), step)
 
     def _choose(self, output: Tensor) -> Tensor:
@@ -110,17 +103,18 @@ class ModelDeviceDraft:
         The draft model has run all tokens but the newest and, if every draft was accepted, the last draft: running both
         in any case keeps the rows alike.
         """
-        last = verified.accepted[:, None]
-        both = torch.cat((verified.inputs.gather(1, last), verified.emitted.gather(1, last)), 1)
-        output = self._run(both, verified.first + verified.accepted, verified)[1::2]
+        verdict = verified.verdict
+        last = verdict.accepted[:, None]
+        both = torch.cat((verdict.inputs.gather(1, last), verdict.emitted.gather(1, last)), 1)
+        output = self._run(both, verdict.first + verdict.accepted, verified)[1::2]
         drafted = [self._choose(output)]
         for ahead in range(1, self._num_tokens):
-            first = verified.first + verified.accepted + 1 + ahead
+            first = verdict.first + verdict.accepted + 1 + ahead
             drafted.append(self._choose(self._run(drafted[-1][:, None], first, verified)))
         return torch.stack(drafted, 1)
 
     def _run(self, ids: Tensor, first: Tensor, verified: Verified) -> Tensor:
-        at = places(first, ids.shape[1], verified.blocks, verified.real, self._runner.pages)
+        at = places(first, ids.shape[1], verified.blocks, verified.verdict.real, self._runner.pages)
         hidden: TargetHidden = self._runner.model(ids.flatten(), at.positions, plan_of(self._runner.attention, at.step))
         return hidden.final
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from server.engine.kernels.available import compiles_for
 from server.engine.layers.hf_keys import Keys
 from server.errors import UserError
 
@@ -166,9 +167,14 @@ class Rotary(nn.Module):
         self.scale = rope.attention_factor
         self.dtype = dtype
         self.inv = inverse_frequencies(rope).to(device)
+        self.compiled = compiles_for(device)
 
     def forward(self, positions: Tensor) -> Angles:
         """Int64 [T] -> the angles in the model's dtype, computed in fp32."""
+        if self.compiled:
+            from server.engine.kernels.angles import angles as compiled_angles
+
+            return Angles(*compiled_angles(positions, self.inv, self.scale, self.dtype))
         angles = positions[:, None].float() * self.inv
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
