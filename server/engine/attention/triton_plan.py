@@ -11,8 +11,6 @@ from torch import Tensor
 from server.engine.attention.base import AttentionNeed, StepMetadata, UniformStep
 
 MAX_PARTS = 32
-PROGRAMS = 264
-"""Programs that keep an H100 or H200 busy: two for each of its 132 multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,8 @@ class TileShapes:
     warps: int = 4
     stages: int = 3
     """How many blocks of keys are under way at once."""
+    programs: int = 264
+    """Into how many programs keys are split: two for each multiprocessor of an H200."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def tile_shapes(need: AttentionNeed) -> TileShapes:
 def num_parts(rows: int, kv_heads: int, longest: int, shapes: TileShapes) -> int:
     """Into how many parts keys are split, so that few rows keep the device busy.
 
-    The table behind it: two programs a multiprocessor of an H200, measured by `benchmarks/kernels.py`.
+    As many programs as `benchmarks/kernels.py --sweep` found best on an H200.
     """
-    wanted = min(-(-PROGRAMS // (rows * kv_heads)), -(-longest // shapes.keys), MAX_PARTS)
+    wanted = min(-(-shapes.programs // (rows * kv_heads)), -(-longest // shapes.keys), MAX_PARTS)
     return max(1, wanted)
 
 

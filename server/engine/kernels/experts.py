@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,35 +55,37 @@ def experts_forward(x: Tensor, packed: Packed, topk_ids: Tensor, topk_weights: T
 def most_matvec_tokens(stack: Stack) -> int:
     """Up to how many tokens each pair is computed by itself.
 
-    Beyond it too many experts have several tokens, and their weights would be read several times.
+    Beyond it too many experts have several tokens, and their weights would be read several times. 4-bit weights are
+    unpacked faster there, so that it pays for longer.
     """
-    return 8
+    return 8 if stack.codes.dtype == torch.uint8 else 2
 
 
 def matvec_cuts(packed: Packed) -> tuple[Cut, Cut]:
-    """Of the two products of a pair."""
+    """Of the two products of a pair; measured by `benchmarks/kernels.py --sweep` on an H200."""
     cuts = []
-    for stack, most in ((packed.gate_up, 2048), (packed.down, 256)):
-        four_bits = stack.codes.dtype == torch.uint8
-        inputs = min(max(64, power_of_two(stack.columns)), most * (2 if four_bits else 1))
-        cuts.append(Cut(1, 8 if stack is packed.gate_up else 16, inputs, 4, 1))
+    for stack, outputs, most in ((packed.gate_up, 8, 2048), (packed.down, 4, 1024)):
+        cuts.append(Cut(1, outputs, min(max(64, power_of_two(stack.columns)), most), 4, 1))
     return cuts[0], cuts[1]
 
 
 def group_cuts(x: Tensor, packed: Packed, ids: Tensor) -> tuple[Cut, Cut]:
-    """Of the two grouped products, by the pairs that an expert has on average."""
+    """Of the two grouped products, by the pairs that an expert has on average; measured as `matvec_cuts`."""
     each = ids.numel() / len(packed.gate_up.codes)
-    piece = 64
-    if packed.gate_up.kind == "fp8_block":
-        piece = min(piece, packed.gate_up.group & -packed.gate_up.group)
-    if each <= 16:
-        cut = Cut(16, 64, 2 * piece if packed.gate_up.kind in ("int4", "fp4", "float") else piece, 4, 4)
-    elif each <= 64:
-        cut = Cut(64, 128, piece, 4, 3, shares=2)
-    else:
-        cut = Cut(128, 128, piece, 8, 3, shares=4)
     if x.dtype == torch.float32:
         cut = Cut(16, 32, 32, 4, 2)
+    elif each <= 16:
+        cut = Cut(16, 64, 128, 4, 3)
+    elif each <= 64:
+        cut = Cut(64, 128, 64, 4, 4, shares=4)
+    else:
+        cut = Cut(128, 256, 64, 8, 3, shares=4)
+    if packed.gate_up.kind == "fp8_block":
+        # The largest power of two that divides the columns of a block.
+        inputs = min(cut.inputs, packed.gate_up.group & -packed.gate_up.group)
+        cut = dataclasses.replace(cut, inputs=inputs)
+    if packed.gate_up.codes.dtype == torch.uint8 and cut.outputs > 128:
+        cut = Cut(128, 128, 64, 8, 3, shares=4)  # unpacking takes registers
     return cut, cut
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from server.engine.kernels.activation import silu
-from server.engine.kernels.experts_matvec import fp4_value
+from server.engine.kernels.four_bits import unpack
 from server.engine.kernels.runtime import begin, release
 
 
@@ -80,21 +80,18 @@ def _product(
             in_byte = k // 2 + byte < IN // 2
             at = codes + n[:, None] * (IN // 2) + (k // 2 + byte)[None, :]
             pair = tl.load(at, mask=inside[:, None] & in_byte[None, :], other=0)
-            low, high = pair & 15, pair >> 4
-            if KIND == "fp4":
-                low, high = fp4_value(low) * 16384.0, fp4_value(high) * 16384.0
-            else:
-                low, high = low.to(tl.float32) - 8.0, high.to(tl.float32) - 8.0
+            low, high = unpack(pair, KIND == "fp4", COMPUTE)
             scale_at = n[:, None] * (IN // GROUP) + ((k + run * 32) // GROUP)[None, :]
             in_run = inside[:, None] & (k + run * 32 < IN)[None, :]
-            low_scale = tl.load(fine + scale_at, mask=in_run, other=0.0).to(tl.float32)
+            # One rounding, as of the product in fp32: codes and scales have few digits.
+            low_scale = tl.load(fine + scale_at, mask=in_run, other=0.0).to(low.dtype)
             high_scale = low_scale
             if GROUP == 16:
-                high_scale = tl.load(fine + scale_at + 1, mask=in_run, other=0.0).to(tl.float32)
+                high_scale = tl.load(fine + scale_at + 1, mask=in_run, other=0.0).to(low.dtype)
             low = tl.reshape(low, [BLOCK_N, RUNS, 16]) * low_scale[:, :, None]
             high = tl.reshape(high, [BLOCK_N, RUNS, 16]) * high_scale[:, :, None]
             if SHIFTED:
-                shift = tl.load(shifts + scale_at, mask=in_run, other=0.0).to(tl.float32)[:, :, None]
+                shift = tl.load(shifts + scale_at, mask=in_run, other=0.0).to(low.dtype)[:, :, None]
                 low, high = low - shift, high - shift
             low = tl.reshape(low, [BLOCK_N, BLOCK_K // 2]).to(COMPUTE)
             high = tl.reshape(high, [BLOCK_N, BLOCK_K // 2]).to(COMPUTE)

@@ -6,15 +6,8 @@ import triton
 import triton.language as tl
 
 from server.engine.kernels.activation import silu
+from server.engine.kernels.four_bits import unpack
 from server.engine.kernels.runtime import begin, release
-
-
-@triton.jit
-def fp4_value(code: tl.tensor) -> tl.tensor:
-    """e2m1 codes 0 to 15 -> fp32 numbers / 2^14: their bits, placed in a half float's, differ by that exponent."""
-    code = code.to(tl.uint16)
-    bits = ((code & 8) << 12) | ((code & 7) << 9)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -54,11 +47,8 @@ def row_sums(
             in_byte = k // 2 + byte < IN // 2
             at = codes + row[:, None] * (IN // 2) + (k // 2 + byte)[None, :]
             pair = tl.load(at, mask=inside[:, None] & in_byte[None, :], other=0)
-            low, high = pair & 15, pair >> 4
-            if KIND == "fp4":
-                low, high = fp4_value(low), fp4_value(high)
-            else:
-                low, high = low.to(tl.float32) - 8.0, high.to(tl.float32) - 8.0
+            low, high = unpack(pair, KIND == "fp4", x.dtype.element_ty)
+            low, high = low.to(tl.float32), high.to(tl.float32)
             x_low = tl.load(x + k + low_column, mask=in_byte, other=0.0).to(tl.float32)
             x_high = tl.load(x + k + low_column + 16, mask=in_byte, other=0.0).to(tl.float32)
             scale_at = row[:, None] * (IN // GROUP) + ((k + run * 32) // GROUP)[None, :]
@@ -75,8 +65,6 @@ def row_sums(
             if SHIFTED:
                 x_sum = tl.sum(tl.reshape(x_low + x_high, [RUNS, 16]), axis=1)
                 total -= x_sum[None, :] * tl.load(shifts + scale_at, mask=in_run, other=0.0).to(tl.float32)
-        if KIND == "fp4":
-            total *= 16384.0
         return total
     else:
         sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
