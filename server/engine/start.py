@@ -201,7 +201,7 @@ def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built, need: Executi
             plan.target.layers, plan.target.dtype, need, len(plan.draft.capture) if plan.draft else 0
         )
         # The largest step, over a cache just large enough for it, shows the peak beside the weights.
-        built.allocate(-(-plan.max_num_batched_tokens // settings.block_size) + 1)
+        built.allocate(plan.max_num_batched_tokens // settings.block_size + 2)
         torch.cuda.reset_peak_memory_stats(device)
         _run_prompt(StepExecutor(built.target), built.draft, plan.max_num_batched_tokens)
         torch.cuda.synchronize(device)
@@ -243,7 +243,8 @@ def _run_prompt(executor: StepExecutor, draft: BuiltDraft | None, count: int, st
         RequestSampling(params, tokens, runner.setup.layers.vocab_size),
         max_len=start + count + 2,
         tokens=tokens,
-        blocks=list(range(1, -(-(start + count) // runner.pages.block_size) + 1)),
+        # The draft takes in the token after the prompt, too.
+        blocks=list(range(1, (start + count) // runner.pages.block_size + 2)),
     )
     result = executor.execute(StepPlan((StepRow(request, start, count, completes=True),)), {})
     if draft is not None:

@@ -57,8 +57,8 @@ def _gather(
     for start in range(0, used * RATIO, TABLE):
         page = start + tl.arange(0, TABLE)
         there = page < width * RATIO
-        block = tl.load(own + page // RATIO, mask=there, other=0)
-        tl.store(tables + row * width * RATIO + page, block * RATIO + page % RATIO, mask=there)
+        holder = tl.load(own + page // RATIO, mask=there, other=0)
+        tl.store(tables + row * width * RATIO + page, holder * RATIO + page % RATIO, mask=there)
 
 
 @triton.jit
