@@ -1,4 +1,4 @@
-"""The command line: `outrider serve`, `check`, `bench http`, `bench decode`, `--version`."""
+"""The command line: `outrider serve`, `check`, `bench http`, `bench decode`, `bench kernels`, `--version`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ usage: outrider COMMAND [flags]
   outrider check [MODEL]   show what serve would build, without loading weights
   outrider bench http      send load to an OpenAI server and measure it
   outrider bench decode    time an engine's decoding in this process, without HTTP
+  outrider bench kernels   time attention and MoE backends side by side
   outrider --version       print the version
 
 Each command lists its flags with --help.
@@ -60,8 +61,12 @@ def _run(argv: list[str]) -> int:
             from server.bench.decode import bench_decode
 
             return bench_decode(flags, Console(highlight=False), Console(stderr=True))
+        case ["bench", "kernels", *flags]:
+            from server.bench.kernels import bench_kernels
+
+            return bench_kernels(flags, Console(highlight=False))
         case ["bench", *_]:
-            raise UsageError("say what to measure: outrider bench http, or outrider bench decode")
+            raise UsageError("say what to measure: outrider bench http, bench decode, or bench kernels")
         case ["--version" | "-V"]:
             sys.stdout.write(f"outrider {version('outrider')}\n")
             return 0

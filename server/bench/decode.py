@@ -35,10 +35,10 @@ def decode_parser() -> Parser:
     parser, own = settings_parser("bench decode", _DESCRIPTION)
     own.add_argument("--shape", choices=sorted(SHAPES), help="Random weights of this shape instead of MODEL.")
     own.add_argument(
-        "--batch-sizes", type=_sizes, metavar="N,N,…", help="Sequences that decode together. [default: 1,8,32,128]"
+        "--batch-sizes", type=sizes, metavar="N,N,…", help="Sequences that decode together. [default: 1,8,32,128]"
     )
-    own.add_argument("--prompt-tokens", type=_positive, metavar="COUNT", help="Length of prompts. [default: 512]")
-    own.add_argument("--repeats", type=_positive, metavar="COUNT", help="Runs, of which the best counts. [default: 3]")
+    own.add_argument("--prompt-tokens", type=positive, metavar="COUNT", help="Length of prompts. [default: 512]")
+    own.add_argument("--repeats", type=positive, metavar="COUNT", help="Runs, of which the best counts. [default: 3]")
     own.add_argument("--json", type=Path, metavar="PATH", help="Also write the figures as JSON.")
     return parser
 
@@ -150,11 +150,13 @@ def report_json(
     }
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+def sizes(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, with commas in between."""
+    return tuple(positive(part) for part in text.split(","))
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
