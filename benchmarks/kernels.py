@@ -127,43 +127,46 @@ def products(name: str, layers: int, outputs: int, inputs: int, sweep: bool) -> 
 
     counters = make_counters(outputs, CUDA)
     for rows in (1, 2, 4, 8, 16, 32, 64, 128):
-        if rows in (1, 8, 32, 64, 128):
-            yield case("cublas", rows, lambda x, w: F.linear(x, w), False)
+        yield case("cublas", rows, lambda x, w: F.linear(x, w), False)
         if rows <= 4:
             chosen = {vector_shape(rows, outputs, inputs)}
-            if sweep:
-                chosen |= {Shape(4, 1024, 8), Shape(2, 1024, 4), Shape(4, 512, 4)} if rows > 1 else {Shape(2, 2048, 4)}
+            if sweep and rows == 1:
+                chosen |= {Shape(4, 2048, 8), Shape(2, 2048, 4), Shape(4, 1024, 4)}
             for shape in sorted(chosen, key=str):
                 label = f"vec n{shape.outputs} k{shape.inputs} w{shape.warps}"
                 yield case(label, rows, lambda x, w, shape=shape: vectors(x, w, None, shape))
-        if rows in (2, 4, 8, 16, 32, 64):
+        if 1 < rows <= 64:
             chosen = {tile_shape(rows, outputs, inputs)}
-            if sweep and rows not in (2, 16):
-                few = tile_shape(rows, outputs, inputs).shares
-                chosen |= {Shape(64, 128, 4, 5, max(1, few // 2)), Shape(64, 128, 4, 5, 2 * few)}
-                chosen |= {Shape(64, 256, 4, 3, few), Shape(32, 256, 4, 4, max(1, few // 2)), Shape(64, 64, 4, 8, few)}
+            if sweep and rows in (8, 32) and outputs < 16384:
+                chosen |= {Shape(32, 256, 4, 4, 1), Shape(32, 256, 4, 4, 2), Shape(64, 128, 4, 5, 1)}
+                chosen |= {Shape(64, 128, 4, 5, 2), Shape(64, 256, 4, 4, 2), Shape(32, 128, 4, 6, 2)}
+                chosen |= {Shape(128, 128, 8, 4, 4), Shape(32, 512, 4, 3, 1)}
             for shape in sorted(chosen, key=str):
                 label = f"dot n{shape.outputs} k{shape.inputs} w{shape.warps} s{shape.stages} /{shape.shares}"
                 yield case(label, rows, lambda x, w, shape=shape: tiles(x, w, None, shape, counters))
+
+
+def attention_ways() -> dict[str, dict[str, int]]:
+    """Changes of the backend's shapes."""
+    ways: dict[str, dict[str, int]] = {"table": {}}
+    for programs in (264, 528, 1056):
+        for warps, keys, stages in ((4, 64, 2), (2, 64, 3), (2, 32, 4), (4, 128, 4)):
+            label = f"p{programs} w{warps} k{keys} s{stages}"
+            ways[label] = {"programs": programs, "warps": warps, "keys": keys, "stages": stages}
+    return ways
 
 
 def attention(sweep: bool) -> Iterator[Case]:
     from server.engine.attention.base import AttentionNeed, UniformStep
     from server.engine.attention.triton import TritonAttention
 
-    ways: dict[str, dict[str, int]] = {"table": {}}
-    if sweep:
-        ways |= {
-            "w4 s2": {"stages": 2},
-            "w4 s4": {"stages": 4},
-            "w8 s3": {"warps": 8},
-            "keys 128": {"keys": 128, "stages": 2},
-        }
-        ways |= {"keys 32": {"keys": 32, "stages": 4}}
+    ways = attention_ways() if sweep else {"table": {}}
     for model, layers, kv_heads in (("8b", 36, 8), ("30b", 48, 4)):
-        for batch, query_len in ((1, 1), (8, 1), (32, 1), (128, 1), (1, 4), (32, 4)):
-            for page in (16, 64):
+        for batch, query_len in ((1, 1), (8, 1), (32, 1), (128, 1), (1, 4), (8, 4), (32, 4)):
+            for page in (64, 16):
                 for way, changes in ways.items():
+                    if way != "table" and (page == 16 or batch == 1 or (model == "30b" and query_len > 1)):
+                        continue
                     context = 640
 
                     def make(count: int, batch: int = batch, query_len: int = query_len, page: int = page,
@@ -255,44 +258,37 @@ def experts(sweep: bool) -> Iterator[Case]:
     pair_cuts = {"table": None}
     group_cuts = {"table": None}
     if sweep:
-        for up in (Cut(1, 8, 2048, 4, 1), Cut(1, 8, 2048, 8, 1), Cut(1, 16, 2048, 8, 1), Cut(1, 8, 1024, 4, 1)):
-            pair_cuts[f"up {up.outputs} {up.inputs} {up.warps}"] = (up, Cut(1, 16, 256, 4, 1))
-        for down in (Cut(1, 8, 256, 4, 1), Cut(1, 32, 256, 4, 1), Cut(1, 4, 1024, 4, 1)):
-            pair_cuts[f"down {down.outputs} {down.inputs} {down.warps}"] = (Cut(1, 8, 2048, 4, 1), down)
-        for cut in (
-            Cut(16, 64, 128, 4, 3),
-            Cut(16, 64, 256, 4, 3),
-            Cut(16, 32, 256, 4, 4),
-            Cut(16, 128, 64, 4, 4),
-            Cut(16, 128, 128, 8, 3),
-        ):
-            group_cuts[f"{cut.tokens} {cut.outputs} {cut.inputs} w{cut.warps} s{cut.stages}"] = cut
-    for tokens in (1, 2, 4, 8, 16):
+        good = Cut(1, 8, 2048, 4, 1), Cut(1, 4, 1024, 4, 1)
+        for up in (Cut(1, 8, 2048, 8, 1), Cut(1, 4, 2048, 4, 1), Cut(1, 16, 2048, 8, 1)):
+            pair_cuts[f"up {up.outputs} {up.inputs} w{up.warps}"] = (up, good[1])
+        for down in (Cut(1, 2, 1024, 4, 1), Cut(1, 8, 1024, 8, 1), Cut(1, 4, 256, 1, 1)):
+            pair_cuts[f"down {down.outputs} {down.inputs} w{down.warps}"] = (good[0], down)
+        for cut in (Cut(16, 64, 128, 4, 4), Cut(16, 128, 128, 8, 3), Cut(16, 64, 64, 4, 5)):
+            group_cuts[label_of(cut)] = cut
+    for tokens in (1, 2, 3, 4, 8):
         for label, cuts in pair_cuts.items():
-            if label == "table" or tokens in (1, 8):
+            if label == "table" or tokens in (1, 2):
                 yield case("bf16", f"pairs {label}", tokens, by_pairs(cuts), 2)
-    for tokens in (4, 8, 16, 32, 64, 128, 512, 2048):
+    many = (Cut(64, 128, 64, 4, 4, 4), Cut(128, 256, 64, 8, 3, 4), Cut(128, 256, 64, 8, 3, 1)) if sweep else ()
+    for tokens in (2, 3, 4, 8, 16, 32, 64, 128, 512, 2048, 8192):
         yield case("bf16", "grouped_mm", tokens, torch_grouped, 2, False)
-        if tokens <= 128:
-            for label, cut in group_cuts.items():
+        for label, cut in group_cuts.items():
+            if label == "table" or 4 <= tokens <= 128:
                 yield case("bf16", f"groups {label}", tokens, by_groups(cut), 2)
-        else:
-            yield case("bf16", "groups table", tokens, by_groups(None), 2)
-            if sweep:
-                for cut in (
-                    Cut(64, 128, 64, 4, 4, 4),
-                    Cut(128, 128, 64, 8, 4, 4),
-                    Cut(128, 256, 64, 8, 3, 4),
-                    Cut(64, 256, 64, 8, 4, 4),
-                ):
-                    label = f"{cut.tokens} {cut.outputs} {cut.inputs} w{cut.warps} s{cut.stages}"
-                    yield case("bf16", f"groups {label}", tokens, by_groups(cut), 2)
-    for kind, per_weight in (("fp8", 1.0), ("nvfp4", 0.5625), ("int4", 0.515625)):
-        for tokens in (1, 8, 32, 128):
-            if tokens <= 8:
+        for cut in many:
+            if tokens >= 512:
+                yield case("bf16", f"groups {label_of(cut)}", tokens, by_groups(cut), 2)
+    for kind, per_weight in (("fp8", 1.03125), ("nvfp4", 0.5625), ("int4", 0.515625)):
+        for tokens in (1, 4, 8, 16, 32, 128):
+            if tokens <= 16:
                 yield case(kind, "pairs table", tokens, by_pairs(None), per_weight)
-            if tokens >= 8:
+            if tokens >= 4:
                 yield case(kind, "groups table", tokens, by_groups(None), per_weight)
+
+
+def label_of(cut: object) -> str:
+    """Its numbers."""
+    return " ".join(str(number) for number in dataclasses.astuple(cut))  # type: ignore[call-overload]
 
 
 def kernels_stacks(plain: object) -> object:
@@ -326,12 +322,16 @@ def stack(sweep: bool) -> Iterator[Case]:
     from server.bench.shapes import SHAPES
     from server.engine.attention.base import AttentionNeed, UniformStep
     from server.engine.attention.triton import TritonAttention
+    from server.engine.attention.triton_plan import tile_shapes
     from server.engine.layers.context import BuildContext
     from server.engine.models.config import ModelConfig
     from server.engine.models.decoder import build_model
     from server.engine.parallel import ParallelGroup
 
     built: dict[tuple[str, int], tuple[object, TritonAttention]] = {}
+    ways = attention_ways() if sweep else {"table": {}}
+    if sweep:
+        ways = {way: ways[way] for way in ("table", "p528 w4 k64 s2", "p528 w2 k64 s3", "p1056 w2 k32 s4")}
 
     def model(shape: str, count: int) -> tuple[object, TritonAttention]:
         if (shape, count) not in built:
@@ -350,27 +350,33 @@ def stack(sweep: bool) -> Iterator[Case]:
         return built[shape, count]
 
     for shape, layers in (("qwen3-8b", 36), ("qwen3-30b-a3b", 48)):
-        for batch, query_len in ((1, 1), (8, 1), (32, 1), (128, 1), (1, 4), (8, 4)):
+        for batch, query_len in ((1, 1), (8, 1), (32, 1), (128, 1), (1, 4), (8, 4), (32, 4)):
+            for way, changes in ways.items():
 
-            def make(
-                count: int, shape: str = shape, batch: int = batch, query_len: int = query_len
-            ) -> Callable[[], object]:
-                made, backend = model(shape, count)
-                tables = torch.randperm(batch * 10, device=CUDA).view(batch, 10)
-                tables = F.pad(tables, (0, 630))
-                lengths = torch.full((batch,), 584, dtype=torch.int32, device=CUDA)
-                at = 584 - query_len + torch.arange(query_len, device=CUDA)
-                slots = (tables[:, at // 64] * 64 + at % 64).flatten()
-                plan = backend.plan_uniform(UniformStep(query_len, 40960, lengths, tables, slots))
-                ids = torch.randint(0, 151936, (batch * query_len,), device=CUDA)
-                positions = at.repeat(batch)
-                return lambda: made.logits(made(ids, positions, plan).final).argmax(-1)
+                def make(
+                    count: int,
+                    shape: str = shape,
+                    batch: int = batch,
+                    query_len: int = query_len,
+                    changes: dict[str, int] = changes,
+                ) -> Callable[[], object]:
+                    made, backend = model(shape, count)
+                    backend._shapes = dataclasses.replace(tile_shapes(backend.need), **changes)
+                    tables = torch.randperm(batch * 10, device=CUDA).view(batch, 10)
+                    tables = F.pad(tables, (0, 630))
+                    lengths = torch.full((batch,), 584, dtype=torch.int32, device=CUDA)
+                    at = 584 - query_len + torch.arange(query_len, device=CUDA)
+                    slots = (tables[:, at // 64] * 64 + at % 64).flatten()
+                    plan = backend.plan_uniform(UniformStep(query_len, 40960, lengths, tables, slots))
+                    ids = torch.randint(0, 151936, (batch * query_len,), device=CUDA)
+                    positions = at.repeat(batch)
+                    return lambda: made.logits(made(ids, positions, plan).final).argmax(-1)
 
-            config = SHAPES[shape]
-            kv = layers * config["num_key_value_heads"] * 128 * 4 * 584 * batch
-            dense = {"qwen3-8b": 15.14e9, "qwen3-30b-a3b": 2.45e9}[shape]
-            read = dense + kv + (expert_bytes(batch * query_len) if "30b" in shape else 0)
-            yield Case("stack", f"{shape} b{batch} q{query_len}", "all", layers, 1, read, make)
+                config = SHAPES[shape]
+                kv = layers * config["num_key_value_heads"] * 128 * 4 * 584 * batch
+                dense = {"qwen3-8b": 15.14e9, "qwen3-30b-a3b": 2.45e9}[shape]
+                read = dense + kv + (expert_bytes(batch * query_len) if "30b" in shape else 0)
+                yield Case("stack", f"{shape} b{batch} q{query_len}", way, layers, 1, read, make)
 
 
 SECTIONS = {"linears": linears, "attention": attention, "experts": experts, "stack": stack}
@@ -457,7 +463,7 @@ def main() -> None:
                 group = (name, case.name)
                 print(f"\n{name} {case.name}:", end="", flush=True)
             print(f"  [{case.way}] {ms:.3f} ms {row['tb_s']:.2f}", end="", flush=True)
-            if name == "stack" and args.profile:
+            if name == "stack" and args.profile and case.way == "table":
                 print(f"\n{profile(work)}", flush=True)
         print(f"\n-- {name} done after {time.monotonic() - started:.0f} s", flush=True)
     if args.out:
