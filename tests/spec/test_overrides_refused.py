@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from server.config import Settings
 from server.config_faults import UsageError
 from server.engine.plan import check_plan
 from server.flags import parse_check
@@ -173,3 +174,16 @@ def test_drafts_of_another_kind_and_broken_files(folders: Folders, tmp_path: Pat
     ):
         message = start_error(folders.target, {"model": model} | ({"method": method} if method else {}))
         assert all(part in message for part in says), message
+
+
+def test_a_load_format_of_the_targets_that_the_draft_cannot_inherit(folders: Folders) -> None:
+    """The embedded default model is a GGUF file."""
+    draft = {"method": "draft_model", "model": str(folders.target)}
+    options = {"load_format": "gguf", "speculative": draft}
+    (message,) = check_plan(Settings.model_validate(options)).errors
+    assert message.startswith("draft: speculative_config.load_format is unset, so it inherits the target's 'gguf': ")
+    assert message.endswith("Set speculative_config.load_format to auto or to what it is.")
+    # With the way out taken, the next thing that does not fit is another one.
+    options["speculative"] = draft | {"load_format": "auto"}
+    (message,) = check_plan(Settings.model_validate(options)).errors
+    assert "another vocabulary: the target embeds 49152 tokens, the draft 260" in message
