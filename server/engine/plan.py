@@ -13,6 +13,7 @@ from server.config import Settings
 from server.engine.attention.registry import attention_backend
 from server.engine.capturable import capture_problem
 from server.engine.check import CheckReport, CheckRow
+from server.engine.check_tensors import check_tensors
 from server.engine.components import (
     DTYPES,
     Ask,
@@ -92,9 +93,10 @@ def make_plan(settings: Settings) -> EnginePlan:
 
 
 def check_plan(settings: Settings) -> CheckReport:
-    """What `make_plan` makes of the settings, or why it cannot; nothing is built and no weight is read."""
+    """What `make_plan` makes of the settings, or why it cannot; of weights only headers are read."""
     try:
         plan = make_plan(settings)
+        check_tensors(plan.target, plan.draft)
     except UserError as error:
         return CheckReport(ok=False, errors=(str(error),))
     rows = plan.target.rows

@@ -41,8 +41,8 @@ class ModelRunner(Generic[M_co]):
         """
         self.setup = setup
         self.pages = pages
-        self.attention = attention_backend(setup.attention)(setup.need, setup.layers.num_layers)
-        context = BuildContext(setup.dtype, setup.device, self.attention, setup.moe or "", setup.group, setup.formats)
+        context = build_context(setup)
+        self.attention = context.attention
         self.model = build(context)
         self.loaded_from = load_weights(self.model, setup.checkpoint, setup.load_format, setup.seed, progress)
         """The load format, as it turned out."""
@@ -67,6 +67,12 @@ class ModelRunner(Generic[M_co]):
     def batch(self, spans: Sequence[Span]) -> Batch:
         """The inputs of one forward pass over this model's cache."""
         return make_batch(spans, self.pages.block_size, self.pages.page_size, self.setup.device)
+
+
+def build_context(setup: ModelSetup) -> BuildContext:
+    """What the model's layers are built with: the plan's word, and a backend of their own."""
+    attention = attention_backend(setup.attention)(setup.need, setup.layers.num_layers)
+    return BuildContext(setup.dtype, setup.device, attention, setup.moe or "", setup.group, setup.formats)
 
 
 def build_target(setup: ModelSetup, pages: Pages, capture: Sequence[int], progress: Progress) -> ModelRunner[CausalLM]:

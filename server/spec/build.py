@@ -56,12 +56,12 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
     if plan.setup is None:
         proposer = NgramProposer(*plan.lookup)
     elif isinstance(plan.setup.config, ModelConfig):
-        with _naming(plan.setup):
+        with naming_draft(plan.setup):
             model = runner = build_draft_model(plan.setup, pages, progress)
         proposer = DraftModelProposer(model, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = ModelDeviceDraft(model, plan.num_tokens, plan.shared_vocab_size)
     else:
-        with _naming(plan.setup):
+        with naming_draft(plan.setup):
             head = runner = build_head(plan.setup, pages, target, progress)
         proposer = RecurrentProposer(head, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = RecurrentDeviceDraft(head, plan.num_tokens, plan.shared_vocab_size)
@@ -71,7 +71,7 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
 
 
 @contextmanager
-def _naming(setup: ModelSetup) -> Iterator[None]:
+def naming_draft(setup: ModelSetup) -> Iterator[None]:
     """Say of errors in weights that they are the draft's."""
     try:
         yield

@@ -35,7 +35,7 @@ def fill(
         UserError: a tensor is missing, unknown, there twice, misshapen, unreadable, or not finite. Names, shapes
             and types are checked before anything is read.
     """
-    used = _match(targets, ignored, sources, where)
+    used = match(targets, ignored, sources, where)
     counter = ByteProgress(sum(source.nbytes for source in used), progress)
 
     def copy(source: WeightSource) -> None:
@@ -47,9 +47,14 @@ def fill(
         counter.add(source.nbytes)
 
 
-def _match(
+def match(
     targets: Mapping[str, Tensor], ignored: Callable[[str], bool], sources: Sequence[WeightSource], where: str
 ) -> list[WeightSource]:
+    """The sources that fill the targets; see `fill`. Nothing is read.
+
+    Raises:
+        UserError: a tensor is missing, unknown, there twice, misshapen or of another type.
+    """
     used: dict[str, WeightSource] = {}
     left_over = []
     for source in sources:

@@ -12,7 +12,7 @@ from server.checkpoint.checkpoint import Checkpoint
 from server.checkpoint.gguf_header import read_gguf_header
 from server.checkpoint.headers import read_headers
 from server.engine.loading.dummy import fill_with_random
-from server.engine.loading.fill import fill
+from server.engine.loading.fill import fill, match
 from server.engine.loading.gguf_source import gguf_sources
 from server.engine.loading.safetensors_source import safetensors_sources
 from server.engine.loading.source import WeightSource
@@ -61,6 +61,17 @@ def load_weights(
         fill(model.weight_targets(), model.ignored_weight, sources, str(checkpoint.path), progress)
     model.finish_loading()
     return load_format if load_format == "dummy" else checkpoint.format
+
+
+def match_weights(model: Loadable, checkpoint: Checkpoint, load_format: str) -> None:
+    """Check by the headers alone that `load_weights` would find exactly the tensors that the model calls for.
+
+    Raises:
+        UserError: see `load_weights`.
+    """
+    if load_format != "dummy":
+        sources = _sources(checkpoint, load_format)
+        match(model.weight_targets(), model.ignored_weight, sources, str(checkpoint.path))
 
 
 def resolve_load_format(checkpoint: Checkpoint, load_format: str, setting: str = "--load-format") -> str:

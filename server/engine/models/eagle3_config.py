@@ -154,7 +154,8 @@ def _aux(
     if len(chosen.boundaries) != captured:
         raise UserError(
             f"the EAGLE-3 head's fc.weight takes the hidden states of {captured} layers, but {len(chosen.boundaries)} "
-            f"are chosen, {list(chosen.boundaries)} ({chosen.why}); name {captured} with speculative_config.aux_hidden_state_layers"
+            f"are chosen, {list(chosen.boundaries)} ({chosen.why}); name {captured} with "
+            "speculative_config.aux_hidden_state_layers"
         )
     return chosen
 
