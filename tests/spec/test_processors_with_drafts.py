@@ -179,6 +179,25 @@ def test_penalties_and_min_tokens_do_not_depend_on_k(draft: str, pairs: dict[str
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
+def test_the_floor_ends_inside_an_accepted_run(draft: str, pairs: dict[str, Pair]) -> None:
+    """A stop id counts from exactly min_tokens on, wherever the run began."""
+    target = pairs[draft].target
+    tokens = greedy(target, tuple(PROMPTS[2]))
+    place = next(p for p in range(9, NEW) if tokens[p] not in tokens[:p])
+    engine, without = speculating(pairs[draft], 8, num_kv_blocks=100), make_engine(target, num_kv_blocks=100)
+    asked = [{"max_tokens": NEW, "min_tokens": n, "stop_token_ids": (tokens[place],)} for n in range(place + 4)]
+    ids = [(engine.add(PROMPTS[2], **one), without.add(PROMPTS[2], **one)) for one in asked]
+    engine.run()
+    without.run()
+    for least, (i, j) in enumerate(ids):
+        assert answer(engine, i) == answer(without, j)
+        if least <= place:
+            assert answer(engine, i) == (tokens[: place + 1], "stop", tokens[place])
+        else:
+            assert len(engine.tokens(i)) > place + 1
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_a_banned_token_never_comes_up(draft: str, pairs: dict[str, Pair]) -> None:
     """Case b11."""
     target = pairs[draft].target
