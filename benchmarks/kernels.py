@@ -149,10 +149,8 @@ def products(name: str, layers: int, outputs: int, inputs: int, sweep: bool) -> 
 def attention_ways() -> dict[str, dict[str, int]]:
     """Changes of the backend's shapes."""
     ways: dict[str, dict[str, int]] = {"table": {}}
-    for programs in (264, 528, 1056):
-        for warps, keys, stages in ((4, 64, 2), (2, 64, 3), (2, 32, 4), (4, 128, 4)):
-            label = f"p{programs} w{warps} k{keys} s{stages}"
-            ways[label] = {"programs": programs, "warps": warps, "keys": keys, "stages": stages}
+    for warps, keys, stages in ((4, 64, 3), (4, 64, 4), (2, 64, 3), (2, 32, 4), (4, 128, 4)):
+        ways[f"w{warps} k{keys} s{stages}"] = {"warps": warps, "keys": keys, "stages": stages}
     return ways
 
 
@@ -331,7 +329,7 @@ def stack(sweep: bool) -> Iterator[Case]:
     built: dict[tuple[str, int], tuple[object, TritonAttention]] = {}
     ways = attention_ways() if sweep else {"table": {}}
     if sweep:
-        ways = {way: ways[way] for way in ("table", "p528 w4 k64 s2", "p528 w2 k64 s3", "p1056 w2 k32 s4")}
+        ways = {way: ways[way] for way in ("table", "w4 k64 s4", "w4 k128 s4")}
 
     def model(shape: str, count: int) -> tuple[object, TritonAttention]:
         if (shape, count) not in built:

@@ -99,4 +99,5 @@ def test_parts_of_keys() -> None:
     assert num_parts(1, 8, 100_000, shapes) == 32
     assert num_parts(1, 8, 64, shapes) == 1
     assert num_parts(8, 8, 100_000, shapes) == 5
-    assert num_parts(128, 8, 100_000, shapes) == 1
+    assert num_parts(32, 8, 100_000, shapes) == 3
+    assert num_parts(33, 8, 100_000, shapes) == 1

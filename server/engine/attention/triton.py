@@ -198,7 +198,7 @@ class TritonAttention:
         if parts > 1:
             pieces = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
             open_sums = torch.empty((parts, tokens, need.num_heads), dtype=torch.float32, device=q.device)
-        self._decode.attend_part[(count, need.num_kv_heads, parts)](
+        self._decode.attend_part[(need.num_kv_heads, count, parts)](
             q,
             keys,
             values,

@@ -54,7 +54,7 @@ def attend_part(
     LONGEST_PART: tl.constexpr,
     CHAINED: tl.constexpr,
 ) -> None:
-    """Causal attention of all new tokens of one row over one part of its keys; one program a (row, KV head, part).
+    """Causal attention of all new tokens of one row over one part of its keys; one program a (KV head, row, part).
 
     As `attend`, but lengths are read from device memory. SPLIT: `out` is fp32 [parts, T, heads, HEAD_DIM], each part
     normalised by itself, and `sums` fp32 [parts, T, heads] holds log2 of the part's sum of exponentials, -inf where a
@@ -66,10 +66,11 @@ def attend_part(
     0. LONGEST_PART is for the interpreter, as LONGEST of `attend`.
     """
     release(CHAINED)
-    place = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # KV heads first: what lies side by side in the cache is read at the same time.
+    kv_head = tl.program_id(0)
+    place = tl.program_id(1)
     part = tl.program_id(2)
-    num_heads = GROUP * tl.num_programs(1)
+    num_heads = GROUP * tl.num_programs(0)
     # All kernels but the last one have ended (that is `_rotate`, or one that is not chained): these can be read.
     length = tl.load(lengths + place)
     if UNIFORM:

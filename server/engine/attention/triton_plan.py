@@ -11,6 +11,8 @@ from torch import Tensor
 from server.engine.attention.base import AttentionNeed, StepMetadata, UniformStep
 
 MAX_PARTS = 32
+PROGRAMS = 264
+"""Two for each multiprocessor of an H100 or H200."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,8 @@ class TileShapes:
     keys: int
     """Keys a block."""
     warps: int = 4
-    stages: int = 3
-    """How many blocks of keys are under way at once."""
-    programs: int = 264
-    """Into how many programs keys are split: two for each multiprocessor of an H200."""
+    stages: int = 2
+    """How far the next block of keys is ahead."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,13 @@ def tile_shapes(need: AttentionNeed) -> TileShapes:
 def num_parts(rows: int, kv_heads: int, longest: int, shapes: TileShapes) -> int:
     """Into how many parts keys are split, so that few rows keep the device busy.
 
-    As many programs as `benchmarks/kernels.py --sweep` found best on an H200.
+    For two programs a multiprocessor of an H200; four where most are there already: a part more costs the least there.
     """
-    wanted = min(-(-shapes.programs // (rows * kv_heads)), -(-longest // shapes.keys), MAX_PARTS)
-    return max(1, wanted)
+    programs = rows * kv_heads
+    if programs >= PROGRAMS:
+        return 1
+    wanted = PROGRAMS if programs < 96 else 2 * PROGRAMS
+    return max(1, min(-(-wanted // programs), -(-longest // shapes.keys), MAX_PARTS))
 
 
 def plan_rows(step: StepMetadata, need: AttentionNeed, shapes: TileShapes, *, split: bool) -> TritonPlan:

@@ -55,10 +55,9 @@ def experts_forward(x: Tensor, packed: Packed, topk_ids: Tensor, topk_weights: T
 def most_matvec_tokens(stack: Stack) -> int:
     """Up to how many tokens each pair is computed by itself.
 
-    Beyond it too many experts have several tokens, and their weights would be read several times. 4-bit weights are
-    unpacked faster there, so that it pays for longer.
+    Beyond it too many experts have several tokens, and their weights would be read several times.
     """
-    return 8 if stack.codes.dtype == torch.uint8 else 2
+    return {"fp4": 8, "fp8": 2, "fp8_block": 2}.get(stack.kind, 4)
 
 
 def matvec_cuts(packed: Packed) -> tuple[Cut, Cut]:

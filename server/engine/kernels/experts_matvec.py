@@ -11,6 +11,21 @@ from server.engine.kernels.runtime import begin, release
 
 
 @triton.jit
+def _spread(
+    scales: tl.tensor, k: tl.tensor, GROUP: tl.constexpr, ACROSS: tl.constexpr, BLOCK_K: tl.constexpr
+) -> tl.tensor:
+    """The scales of columns k … k + BLOCK_K, GROUP columns each, [BLOCK_K]; 0 beyond the last one."""
+    if BLOCK_K % GROUP == 0:
+        # Few loads, and copies of what they got.
+        group = k // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        scale = tl.load(scales + group, mask=group < ACROSS, other=0.0)
+        return tl.reshape(tl.broadcast_to(scale[:, None], [BLOCK_K // GROUP, GROUP]), [BLOCK_K])
+    else:
+        group = (k + tl.arange(0, BLOCK_K)) // GROUP
+        return tl.load(scales + group, mask=group < ACROSS, other=0.0)
+
+
+@triton.jit
 def row_sums(
     x: tl.tensor,
     codes: tl.tensor,
@@ -76,10 +91,10 @@ def row_sums(
             value = tl.load(x + column, mask=in_column, other=0.0).to(tl.float32)
             if KIND == "fp8_block":
                 ACROSS: tl.constexpr = (IN + GROUP - 1) // GROUP
-                scale_at = fine + block_row * ACROSS + column // GROUP
-                scaled = (value * tl.load(scale_at, mask=in_column, other=0.0))[None, :]
+                scale_at = fine + block_row * ACROSS
+                scaled = (value * _spread(scale_at, k, GROUP, ACROSS, BLOCK_K))[None, :]
                 if HALF_BLOCKS:
-                    second = value * tl.load(scale_at + HALF_BLOCKS * ACROSS, mask=in_column, other=0.0)
+                    second = value * _spread(scale_at + HALF_BLOCKS * ACROSS, k, GROUP, ACROSS, BLOCK_K)
                     scaled = tl.where(is_second[:, None], second[None, :], scaled)
                 sums += numbers * scaled
             else:

@@ -47,7 +47,7 @@ def make_counters(outputs: int, device: torch.device) -> Tensor:
 
 def most_rows(outputs: int, inputs: int) -> int:
     """Up to how many rows torch's product is no quicker; it starts later, since it is not chained."""
-    if outputs < inputs:
+    if outputs <= inputs:
         return MOST_ROWS
     return 32 if outputs * inputs > SMALL else 16
 
@@ -74,4 +74,7 @@ def tile_shape(rows: int, outputs: int, inputs: int) -> Shape:
     if MULTIPROCESSORS // 2 < tiles < MULTIPROCESSORS and rows <= 16:
         # Half of the tile, since half of the device would idle in a second round.
         return Shape(outputs=32, inputs=256, warps=4, stages=4, shares=2 if inputs < 4096 else 1)
-    return Shape(outputs=64, inputs=128, warps=4, stages=5, shares=min(8, max(1, MULTIPROCESSORS // tiles)))
+    shares = min(8, max(1, MULTIPROCESSORS // tiles))
+    if shares > 1 and rows <= 16 and inputs >= 4096:
+        return Shape(outputs=64, inputs=256, warps=4, stages=4, shares=shares)
+    return Shape(outputs=64, inputs=128, warps=4, stages=5, shares=shares)
