@@ -45,6 +45,7 @@ def main() -> None:
             "model": str(write_shape(folder / "target", SHAPES[arguments.shape])),
             "load_format": "dummy",
             "enable_prefix_caching": False,
+            "block_size": 64,
             "enforce_eager": arguments.eager,
             "max_num_seqs": max(arguments.batches),
         }
