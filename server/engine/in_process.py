@@ -96,13 +96,15 @@ class InProcessEngine:
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: Any) -> Answers:
         """Continue prompts together, greedily unless `params` (fields of SamplingParams) say otherwise.
 
+        A prompt's seed is its place in the list: acceptance drawn by lot is then the same in every run.
+
         Raises:
             UserError: the engine could not run one of them.
         """
         started = time.perf_counter()
         ids = [next(self._ids) for _ in prompts]
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            sampling = SamplingParams(**{"max_tokens": max_tokens, "seed": request_id, "temperature": 0.0} | params)
+        for seed, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+            sampling = SamplingParams(**{"max_tokens": max_tokens, "seed": seed, "temperature": 0.0} | params)
             self.link.inbox.append(EngineRequest(request_id, list(prompt), sampling, arrived=float(request_id)))
         while len(self.link.ended) < len(ids):
             self.core.round()
