@@ -4,16 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?=
 
-.PHONY: serve test test-all lint install
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+.PHONY: serve test test-whole test-all lint install
 
 serve: $(VENV)/.serve  ## install and serve (the embedded SmolLM2-135M-Instruct, or MODEL=...)
 	$(BIN)/outrider serve $(MODEL) $(FLAGS)
 
-test: $(VENV)/.dev  ## install and run the fast tests
-	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(FLAGS)
+test: $(VENV)/.dev  ## install and run the fast tests: under two minutes on two cores
+	$(PYTEST) -m "not whole and not slow" --cov --cov-report=term:skip-covered $(FLAGS)
 
-test-all: $(VENV)/.dev  ## the slow ones too
-	$(BIN)/python -m pytest $(FLAGS)
+test-whole: $(VENV)/.dev  ## engines, servers, interpreted kernels: several minutes more
+	$(PYTEST) -m "whole and not slow" $(FLAGS)
+
+test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
+	$(PYTEST) $(FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
