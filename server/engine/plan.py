@@ -36,8 +36,8 @@ from server.messages import KVGroup
 from server.spec.draft_plan import DraftPlan
 from server.spec.setup import TargetRequests, plan_draft
 
-# A CPU step of more tokens delays the running streams' next token for longer than it gains.
-CPU_BATCHED_TOKENS = 512
+# On a CPU, a step of more tokens delays the running streams' next token for longer than it gains.
+CPU_BATCHED_TOKENS = 1024
 CUDA_BATCHED_TOKENS = 8192
 
 
