@@ -109,7 +109,9 @@ def test_tied_is_a_left_over_where_the_file_has_a_head(target: Path, tmp_path: P
 def test_the_user_names_layers(target: Path, tmp_path: Path) -> None:
     folder = write_eagle3(target, tmp_path / "draft")
     assert read(folder, override=(1, 4, 8)).capture == (1, 4, 8)
-    with pytest.raises(UserError, match=r"hidden states of 3 layers, but 2 are chosen, \[1, 4\] \(boundaries, as asked"):
+    with pytest.raises(
+        UserError, match=r"hidden states of 3 layers, but 2 are chosen, \[1, 4\] \(boundaries, as asked"
+    ):
         read(folder, override=(1, 4))
 
 
