@@ -100,7 +100,7 @@ class EngineCore:
             copies = [BlockCopy(0, block) for block in blocks]
             self._executor.runner.copy_blocks(copies)
             if self._speculator is not None:
-                self._speculator.proposer.copy_blocks(copies)
+                self._speculator.copy_blocks(copies)
 
     def _take_messages(self, outputs: list[RequestOutput]) -> bool:
         idle = self._scheduler.running == self._scheduler.waiting == 0
@@ -139,7 +139,7 @@ class EngineCore:
         self._steps += 1
         try:
             if plan.copies and self._speculator is not None:
-                self._speculator.proposer.copy_blocks(plan.copies)
+                self._speculator.copy_blocks(plan.copies)
             result = self._executor.execute(plan, self._phase_seconds)
         except DEVICE_LOST:
             raise

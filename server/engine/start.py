@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,13 +56,17 @@ class Built:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all models."""
-        return self.target.block_bytes + (self.draft.speculator.proposer.block_bytes if self.draft else 0)
+        return sum(runner.block_bytes for runner in self._runners)
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache of all models."""
-        self.target.allocate(num_blocks)
-        if self.draft is not None:
-            self.draft.speculator.proposer.allocate(num_blocks)
+        for runner in self._runners:
+            runner.allocate(num_blocks)
+
+    @property
+    def _runners(self) -> list[ModelRunner[Any]]:
+        draft = self.draft.runner if self.draft else None
+        return [self.target] if draft is None else [self.target, draft]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Draft
-from server.engine.step import BlockCopy, DraftRow
+from server.engine.step import DraftRow
 
 
 class Proposer(Protocol):
@@ -15,16 +15,6 @@ class Proposer(Protocol):
 
     last_slot_looks_ahead: ClassVar[bool]
     """Whether its cache entry at a position is made from the token after it."""
-
-    def allocate(self, num_blocks: int) -> None:
-        """Make its part of the KV cache, over the target's block tables."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes that a block takes beside the target's."""
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of its cache before a step writes."""
 
     def propose(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
         """Take note of a step and draft.

@@ -66,7 +66,7 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
         proposer = RecurrentProposer(head, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = RecurrentDeviceDraft(head, plan.num_tokens, plan.shared_vocab_size)
     length = DraftLength(plan.num_tokens, plan.adaptive, plan.rules)
-    speculator = Speculator(proposer, length, plan.num_tokens)
+    speculator = Speculator(proposer, runner, length, plan.num_tokens)
     return BuiltDraft(speculator, runner, None if plan.probabilistic else on_device)
 
 

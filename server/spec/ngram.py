@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from server.engine.models.draft import TargetHidden
 from server.engine.request import NO_DRAFT, Draft, Request
-from server.engine.step import BlockCopy, DraftRow
+from server.engine.step import DraftRow
 
 
 class NgramProposer:
@@ -32,17 +32,6 @@ class NgramProposer:
         self._shortest = shortest
         self._longest = longest
         self._histories: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
-
-    def allocate(self, num_blocks: int) -> None:
-        """It keeps no cache."""
-
-    @property
-    def block_bytes(self) -> int:
-        """It keeps no cache."""
-        return 0
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """It keeps no cache."""
 
     def propose(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
         """See `Proposer.propose`."""

@@ -21,7 +21,7 @@ from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.request import NO_DRAFT, Draft
 from server.engine.runner import ModelRunner
-from server.engine.step import BlockCopy, DraftRow
+from server.engine.step import DraftRow
 from server.spec.chain import draft_chain
 from server.spec.choice import DraftChoice
 
@@ -47,19 +47,6 @@ class RecurrentProposer:
         self._choice = choice
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-
-    def allocate(self, num_blocks: int) -> None:
-        """See `Proposer.allocate`."""
-        self.runner.allocate(num_blocks)
-
-    @property
-    def block_bytes(self) -> int:
-        """See `Proposer.block_bytes`."""
-        return self.runner.block_bytes
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See `Proposer.copy_blocks`."""
-        self.runner.copy_blocks(copies)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:

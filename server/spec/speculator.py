@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Request
 from server.engine.scheduler import Scheduler
-from server.engine.step import StepPlan
+from server.engine.step import BlockCopy, StepPlan
 from server.messages import DraftCounts, RequestOutput
 from server.spec.base import Proposer
 from server.spec.counts import AcceptanceCounter
 from server.spec.length import DraftLength
 
 
+class DraftCache(Protocol):
+    """The draft's part of the KV cache, over the target's block tables."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks; all are read before any is written."""
+
+
 class Speculator:
     """Joins a proposer with the rule for k and the counters."""
 
-    def __init__(self, proposer: Proposer, length: DraftLength, max_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, cache: DraftCache | None, length: DraftLength, max_tokens: int) -> None:
         """Make a speculator.
 
         Args:
             proposer: makes the drafts.
+            cache: the proposer's, if it keeps one.
             length: how many tokens each request gets.
             max_tokens: k, the longest draft.
         """
         self.proposer = proposer
+        self._cache = cache
         self._length = length
         self._counter = AcceptanceCounter(max_tokens)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of the draft's cache before a step writes."""
+        if self._cache is not None:
+            self._cache.copy_blocks(copies)
 
     def observe(self, plan: StepPlan, outputs: Sequence[RequestOutput]) -> None:
         """Count the drafts that a committed step verified."""

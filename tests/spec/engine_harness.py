@@ -60,7 +60,7 @@ class Harness:
         self.steps.append(plan)
         draft = self.built.draft
         if plan.copies and draft is not None:
-            draft.speculator.proposer.copy_blocks(plan.copies)
+            draft.speculator.copy_blocks(plan.copies)
         result = self.executor.execute(plan, {})
         outputs = self.scheduler.commit(plan, result.rows)
         for output in outputs:
