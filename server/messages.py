@@ -13,6 +13,14 @@ from msgspec import Struct
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class Grammar(Struct, frozen=True):
+    """A language that an answer must belong to, in a form that llguidance compiles."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """A JSON schema as JSON, a regular expression, or a grammar in llguidance's dialect of Lark."""
+
+
 class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """How one sequence is continued. Already validated and complete: the engine adds no defaults of its own."""
 
@@ -43,6 +51,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """The same for every prompt token."""
     draft: bool = True
     """Whether tokens may be drafted for this request; its answer is the same either way."""
+    grammar: Grammar | None = None
+    """The answer's language; the sequence stops where the grammar leaves nothing to add."""
 
 
 class EngineRequest(Struct, frozen=True, tag="request", omit_defaults=True):

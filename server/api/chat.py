@@ -31,8 +31,10 @@ from server.api.schemas.chat import ChatFields
 from server.api.schemas.load import GenerateRequest, generate_loader
 from server.api.sequences import Outline, build_sequences
 from server.api.serving import Serving
-from server.api.token_bytes import TokenBytes
+from server.api.structured import grammar_of
 from server.api.tokenising import ChatPrompt
+from server.checkpoint.token_bytes import TokenBytes
+from server.messages import Grammar
 
 _load = generate_loader(ChatFields)
 
@@ -158,7 +160,8 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     serving.admit(asked.sampling.n)
     codec = serving.codec
     top_logprobs = _top_logprobs(asked.own)
-    sequences = await codec.run(lambda: _sequences(serving, asked, top_logprobs, arrived))
+    grammar = await serving.grammars.check(grammar_of(asked.sampling))
+    sequences = await codec.run(lambda: _sequences(serving, asked, top_logprobs, grammar, arrived))
     serving.check_ready()
     serving.admit(len(sequences))
     generation = Generation(serving.context.engine, serving.context.recorder, sequences, arrived)
@@ -179,7 +182,11 @@ def _top_logprobs(own: ChatFields) -> int | None:
 
 
 def _sequences(
-    serving: Serving, asked: GenerateRequest[ChatFields], top_logprobs: int | None, arrived: float
+    serving: Serving,
+    asked: GenerateRequest[ChatFields],
+    top_logprobs: int | None,
+    grammar: Grammar | None,
+    arrived: float,
 ) -> list[SequenceState]:
     own, delivery = asked.own, asked.delivery
     longer = own.max_completion_tokens
@@ -195,6 +202,7 @@ def _sequences(
         arrived=arrived,
         logprobs=top_logprobs,
         prompt_logprobs=delivery.prompt_logprobs,
+        grammar=grammar,
     )
     chat = ChatPrompt(
         messages=[message.model_dump(exclude_none=True) for message in own.messages],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from server.api.detokenizer import Detokenizer
 from server.api.stop import StopMatcher
-from server.api.token_bytes import TokenBytes
+from server.checkpoint.token_bytes import TokenBytes
 from server.messages import FinishReason, RequestOutput, TokenLogprobs
 
 

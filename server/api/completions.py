@@ -21,7 +21,9 @@ from server.api.schemas.completion import CompletionFields
 from server.api.schemas.load import GenerateRequest, generate_loader
 from server.api.sequences import Outline, build_sequences
 from server.api.serving import Serving
-from server.api.token_bytes import TokenBytes
+from server.api.structured import grammar_of
+from server.checkpoint.token_bytes import TokenBytes
+from server.messages import Grammar
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -97,7 +99,8 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     model = serving.check_model_name(asked.delivery.model)
     serving.admit(len(asked.own.prompt) * asked.sampling.n)
     codec = serving.codec
-    sequences = await codec.run(lambda: _sequences(serving, asked, arrived))
+    grammar = await serving.grammars.check(grammar_of(asked.sampling))
+    sequences = await codec.run(lambda: _sequences(serving, asked, grammar, arrived))
     serving.check_ready()
     serving.admit(len(sequences))
     generation = Generation(serving.context.engine, serving.context.recorder, sequences, arrived)
@@ -111,7 +114,9 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     return await deliver(request, generation, style, asked.delivery, asked.headers)
 
 
-def _sequences(serving: Serving, asked: GenerateRequest[CompletionFields], arrived: float) -> list[SequenceState]:
+def _sequences(
+    serving: Serving, asked: GenerateRequest[CompletionFields], grammar: Grammar | None, arrived: float
+) -> list[SequenceState]:
     own, sampling, delivery = asked.own, asked.sampling, asked.delivery
     if own.best_of is not None and own.best_of != sampling.n:
         raise invalid(f"best_of: only the value of n ({sampling.n}) is supported, got {own.best_of}.", param="best_of")
@@ -129,6 +134,7 @@ def _sequences(serving: Serving, asked: GenerateRequest[CompletionFields], arriv
         logprobs=own.logprobs,
         prompt_logprobs=max((count for count in wanted if count is not None), default=None),
         echo=own.echo,
+        grammar=grammar,
     )
     prompts = serving.codec.encode_prompts(
         own.prompt,

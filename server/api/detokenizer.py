@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from server.api.token_bytes import TokenBytes
+from server.checkpoint.token_bytes import TokenBytes
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 

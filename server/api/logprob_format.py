@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from server.api.choice import Token
 from server.api.responses import ChatLogprob, ChatLogprobs, LegacyLogprobs, PromptLogprob, PromptLogprobs, TopLogprob
-from server.api.token_bytes import TokenBytes
+from server.checkpoint.token_bytes import TokenBytes
 from server.messages import TokenLogprobs
 
 

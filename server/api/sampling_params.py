@@ -11,7 +11,7 @@ from server.api.errors import ApiError, invalid
 from server.api.generation_defaults import GenerationDefaults
 from server.api.schemas.sampling import SamplingFields
 from server.api.tokenising import TextCodec
-from server.messages import SamplingParams
+from server.messages import Grammar, SamplingParams
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ def build_sampling_params(
     bad_words: tuple[tuple[int, ...], ...],
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: Grammar | None,
 ) -> SamplingParams:
     """All but `max_tokens` and `seed`, which differ by sequence (0 here). An explicit value wins over the model's."""
     eos = () if fields.ignore_eos else codec.files.eos_token_ids
@@ -81,6 +82,7 @@ def build_sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         draft=fields.speculative_decoding,
+        grammar=grammar,
     )
 
 

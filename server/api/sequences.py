@@ -21,7 +21,7 @@ from server.api.sampling_params import (
 from server.api.schemas.sampling import DeliveryFields, SamplingFields
 from server.api.serving import Serving
 from server.api.tokenising import EncodedPrompt
-from server.messages import EngineRequest, SamplingParams
+from server.messages import EngineRequest, Grammar, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Outline:
     logprobs: int | None
     prompt_logprobs: int | None
     echo: bool = False
+    grammar: Grammar | None = None
+    """What the answers must be, already checked."""
 
 
 def build_sequences(serving: Serving, outline: Outline, prompts: Sequence[EncodedPrompt]) -> list[SequenceState]:
@@ -52,6 +54,7 @@ def build_sequences(serving: Serving, outline: Outline, prompts: Sequence[Encode
         bad_words=codec.encode_words(sampling.bad_words),
         logprobs=outline.logprobs,
         prompt_logprobs=outline.prompt_logprobs,
+        grammar=outline.grammar,
     )
     rules = TextRules(
         stops=sampling.stop,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from server.api.context import AppContext, ServedModel
 from server.api.errors import ApiError, invalid, unavailable
+from server.api.grammar_check import GrammarChecker
 from server.api.tokenising import TextCodec
 
 _TOKENISING_THREADS = 2
@@ -18,6 +19,7 @@ class Serving:
 
     def __init__(self, context: AppContext) -> None:
         self.context = context
+        self.grammars = GrammarChecker()
         self.executor = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         self._codec: tuple[ServedModel, TextCodec] | None = None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from server.api.chat_template import ChatTemplates
 from server.api.errors import invalid
 from server.api.schemas.completion import PromptInput
-from server.api.token_bytes import TokenBytes
+from server.checkpoint.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from server.checkpoint.tokenizer import TokenizerFiles

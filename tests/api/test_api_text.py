@@ -11,8 +11,8 @@ from tiny_tokenizer import byte_level, sentencepiece
 
 from server.api.choice import Choice, Delta, TextRules
 from server.api.detokenizer import Detokenizer
-from server.api.token_bytes import TokenBytes
 from server.api.tokenising import TextCodec
+from server.checkpoint.token_bytes import TokenBytes
 from server.messages import RequestOutput
 
 BYTE_LEVEL = TokenBytes(byte_level())

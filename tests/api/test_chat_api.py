@@ -92,7 +92,6 @@ async def test_stream_names_the_role_once_and_joins_to_the_whole() -> None:
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"continue_final_message": True}, "continue_final_message"),

@@ -20,6 +20,7 @@ from server.api.schemas.fields import (
     TopK,
     TopLogprobs,
 )
+from server.api.schemas.structured import ResponseFormat, StructuredOutputs
 
 
 class SamplingFields(BaseModel):
@@ -45,6 +46,8 @@ class SamplingFields(BaseModel):
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     speculative_decoding: Annotated[
         bool,
         Field(

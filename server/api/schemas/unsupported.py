@@ -29,8 +29,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "detokenize": (True,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -1,0 +1,1 @@
+"""Grammars that bind answers: how they are compiled, and within which limits. Both processes use it."""
