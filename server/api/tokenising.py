@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ALWAYS_SHORT = 65536
+_CHUNK = 65536
 
 
 @dataclass(frozen=True)
@@ -97,18 +98,17 @@ class TextCodec:
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the start of a text and after a space."""
-        variants: dict[tuple[int, ...], None] = {}
-        for word in words:
-            for text in (word, " " + word.lstrip()):
-                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-                if ids:
-                    variants[tuple(ids)] = None
-        return tuple(variants)
+        texts = [text for word in words for text in (word, " " + word.lstrip())]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return tuple(dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids))
 
     def check_ids(self, token_ids: list[int], param: str) -> list[int]:
         """The ids themselves; raises `ApiError` 400 when one lies outside the vocabulary."""
-        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+        for start in range(0, len(token_ids), _CHUNK):  # `min` of millions would hold up the event loop
+            chunk = token_ids[start : start + _CHUNK]
+            if min(chunk) >= 0 and max(chunk) < self.vocab_size:
+                continue
+            wrong = next(token_id for token_id in chunk if not 0 <= token_id < self.vocab_size)
             shown = wrong if abs(wrong) < 2**63 else "a far larger number"
             raise invalid(
                 f"{param}: token ids go from 0 to {self.vocab_size - 1} for this model, got {shown}.", param=param
@@ -135,7 +135,8 @@ class TextCodec:
 
     def _ids_and_mask(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
         """Ids, and 1 for each that the tokenizer added."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        # Of the library's methods only those on batches let other threads run meanwhile: a long text takes seconds.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         mask: list[int] = encoding.special_tokens_mask
         if len(ids) > 1 and mask[0] and ids[0] == ids[1] == self._bos_id:
