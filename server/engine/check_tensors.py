@@ -7,7 +7,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from server.engine.loading.load import match_weights
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
-from server.engine.models.draft import Borrowed
 from server.engine.models.recurrent import build_recurrent
 from server.engine.runner import build_context
 from server.engine.setup import ModelSetup
@@ -34,7 +33,7 @@ def _check_draft(setup: ModelSetup, target: CausalLM) -> None:
     context = build_context(setup)
     with FakeTensorMode():
         if isinstance(setup.config, ModelConfig):
-            match_weights(build_model(setup.config, context), setup.checkpoint, setup.load_format)
+            match_weights(build_model(setup.config, context, lent=target.ends), setup.checkpoint, setup.load_format)
         else:
-            head = build_recurrent(setup.config, context, Borrowed(target.embed_tokens, target.lm_head))
+            head = build_recurrent(setup.config, context, target.ends)
             match_weights(head, setup.checkpoint, setup.load_format)

@@ -14,7 +14,6 @@ from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
-from server.engine.models.draft import Borrowed
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.models.recurrent import build_recurrent
@@ -80,18 +79,16 @@ def build_target(setup: ModelSetup, pages: Pages, capture: Sequence[int], progre
     return ModelRunner(setup, pages, lambda context: build_model(setup.layers, context, capture), progress)
 
 
-def build_draft_model(setup: ModelSetup, pages: Pages, progress: Progress) -> ModelRunner[CausalLM]:
-    """A draft that is a whole model."""
-    return ModelRunner(setup, pages, lambda context: build_model(setup.layers, context), progress)
+def build_draft_model(setup: ModelSetup, pages: Pages, target: CausalLM, progress: Progress) -> ModelRunner[CausalLM]:
+    """A draft that is a whole model, but for an embedding or head that it may borrow."""
+    return ModelRunner(setup, pages, lambda context: build_model(setup.layers, context, lent=target.ends), progress)
 
 
 def build_head(
     setup: ModelSetup, pages: Pages, target: CausalLM, progress: Progress
 ) -> ModelRunner[Eagle3Draft | MTPDraft]:
     """A head that runs on the target's hidden states, and borrows what its checkpoint lacks."""
-    borrowed = Borrowed(target.embed_tokens, target.lm_head)
-
     config = setup.config
     if isinstance(config, ModelConfig):
         raise TypeError(f"{config.architecture} is a whole model, not a head")
-    return ModelRunner(setup, pages, lambda context: build_recurrent(config, context, borrowed), progress)
+    return ModelRunner(setup, pages, lambda context: build_recurrent(config, context, target.ends), progress)

@@ -57,7 +57,7 @@ def build_draft(plan: DraftPlan, pages: Pages, target: CausalLM, progress: Progr
         proposer = NgramProposer(*plan.lookup)
     elif isinstance(plan.setup.config, ModelConfig):
         with naming_draft(plan.setup):
-            model = runner = build_draft_model(plan.setup, pages, progress)
+            model = runner = build_draft_model(plan.setup, pages, target, progress)
         proposer = DraftModelProposer(model, choice, plan.max_model_len, plan.shared_vocab_size)
         on_device = ModelDeviceDraft(model, plan.num_tokens, plan.shared_vocab_size)
     else:

@@ -42,6 +42,12 @@ def model_rows(settings: SpeculativeSettings, config: ModelConfig | RecurrentCon
     if settings.ignore_patterns:
         patterns = ", ".join(settings.ignore_patterns)
         rows.append(_row("ignore_patterns", patterns, patterns, ""))
+    if isinstance(config, ModelConfig):
+        rows += [
+            _row(end, None, "the target's", f"the draft's files hold no {end}")
+            for end, own in (("embedding", config.own_embedding), ("head", config.own_head))
+            if not own
+        ]
     if isinstance(config, Eagle3Config) and config.aux is not None:
         layers = settings.aux_hidden_state_layers
         said = None if layers is None else str(list(layers))

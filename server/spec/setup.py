@@ -27,6 +27,7 @@ from server.engine.components import (
 from server.engine.loading.load import resolve_load_format
 from server.engine.models.config import ModelConfig
 from server.engine.models.draft_kind import draft_kind
+from server.engine.models.lending import borrowing
 from server.engine.models.recurrent import RecurrentConfig, read_recurrent_config
 from server.engine.parallel import ParallelGroup
 from server.engine.setup import ModelSetup, attention_need
@@ -188,7 +189,7 @@ def _config(
 ) -> ModelConfig | RecurrentConfig:
     try:
         if method == "draft_model":
-            return ModelConfig.from_hf(checkpoint.config)
+            return borrowing(ModelConfig.from_hf(checkpoint.config), headers, target.layers)
         kind = cast(Literal["eagle3", "mtp"], method)
         aux = settings.aux_hidden_state_layers
         return read_recurrent_config(kind, checkpoint.config, headers, target.layers, aux)

@@ -18,7 +18,7 @@ from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
-from server.engine.models.draft import Borrowed, DraftHidden, RecurrentDraft
+from server.engine.models.draft import DraftHidden, RecurrentDraft
 from server.engine.models.draft_kind import draft_kind
 from server.engine.models.recurrent import RecurrentConfig, build_recurrent, read_recurrent_config
 from server.engine.parallel import ParallelGroup
@@ -87,7 +87,7 @@ def load_draft(
     """A draft with its weights, borrowing from the target what it lacks."""
     config = read_config(folder, target.config, override)
     own = context(config.model, moe=moe)
-    model = build_recurrent(config, own, Borrowed(target.embed_tokens, target.lm_head))
+    model = build_recurrent(config, own, target.ends)
     load_weights(model, locate(str(folder)), "auto", 0, lambda done, total: None)
     assert isinstance(own.attention, TorchAttention)
     return PagedDraft(model, own.attention)

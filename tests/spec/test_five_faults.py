@@ -280,11 +280,29 @@ def test_c6_an_unquantised_draft_does_not_inherit_the_targets_quantisation(int4:
     assert held(engine.built.target)["quantization"] == "int4_g32+none" == told(engine, "target")["quantization"][1]
 
 
-@pytest.mark.parametrize("missing", ["lm_head.weight", "model.embed_tokens.weight"])
-def test_c9_a_whole_draft_without_an_end_is_refused(missing: str, llama: Path, tmp_path: Path) -> None:
-    broken = changed_copy(llama, tmp_path / "broken", lambda name, tensor: None if name == missing else tensor)
-    with pytest.raises(UserError, match=rf"^draft: speculative_config\.model .*{missing}"):
-        make_engine(llama, {"method": "draft_model", "model": broken})
+@pytest.mark.parametrize(
+    "missing", [{"lm_head.weight"}, {"model.embed_tokens.weight"}, {"lm_head.weight", "model.embed_tokens.weight"}]
+)
+def test_c9_a_whole_draft_borrows_the_ends_that_it_lacks(missing: set[str], llama: Path, tmp_path: Path) -> None:
+    bare = changed_copy(llama, tmp_path / "bare", lambda name, tensor: None if name in missing else tensor)
+    engine = make_engine(llama, {"method": "draft_model", "model": bare, "num_speculative_tokens": 3})
+    assert answers(engine) == answers(make_engine(llama))
+    counts = engine.counts()
+    assert counts.accepted == counts.drafted
+    assert sum(counts.drafted) > 0
+    target, draft = engine.built.target, draft_runner(engine)
+    assert (draft.model.ends.lm_head is target.model.lm_head) == ("lm_head.weight" in missing)
+    assert (draft.model.ends.embed_tokens is target.model.embed_tokens) == ("model.embed_tokens.weight" in missing)
+    assert draft.model.num_parameters < target.model.num_parameters
+    told_ends = {row for row in told(engine, "draft") if row in ("embedding", "head")}
+    assert told_ends == {"head" if name == "lm_head.weight" else "embedding" for name in missing}
+
+
+def test_c9_a_draft_of_another_width_cannot_borrow(llama: Path, tmp_path: Path) -> None:
+    narrow = write_llama(tmp_path / "narrow", hidden_size=24)
+    bare = changed_copy(narrow, tmp_path / "bare", lambda name, tensor: None if name == "lm_head.weight" else tensor)
+    with pytest.raises(UserError, match=r"^draft: .*lacks lm_head\.weight.*width 24"):
+        make_engine(llama, {"method": "draft_model", "model": bare})
 
 
 def test_c9_heads_borrow_what_they_lack_and_draft_the_same(glm: Path, tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class ModelConfig:
     moe: MoEConfig | None
     num_nextn_predict_layers: int
     """MTP layers that the checkpoint may hold after layer `num_layers - 1`."""
+    own_embedding: bool = True
+    """False for a draft whose checkpoint has none: it uses its target's."""
+    own_head: bool = True
+    """Likewise."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:

@@ -16,7 +16,7 @@ from server.engine.layers.moe import Experts
 from server.engine.layers.norm import RMSNorm
 from server.engine.layers.rope import Rotary
 from server.engine.models.config import ModelConfig
-from server.engine.models.draft import TargetHidden
+from server.engine.models.draft import Borrowed, TargetHidden
 from server.engine.models.finish import finish_layers
 from server.engine.models.layer import DecoderLayer
 from server.engine.quantization.format import UNQUANTIZED
@@ -28,7 +28,13 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 class CausalLM(nn.Module):
     """One model; usable after its targets are filled and `finish_loading` has run."""
 
-    def __init__(self, config: ModelConfig, context: BuildContext, capture: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        context: BuildContext,
+        capture: Sequence[int] = (),
+        lent: Borrowed | None = None,
+    ) -> None:
         """Make the memory.
 
         Args:
@@ -36,24 +42,33 @@ class CausalLM(nn.Module):
             context: dtype, device, backends, ranks and formats.
             capture: layer boundaries whose residual stream a draft reads: i is the input of layer i, `num_layers` what
                 the last layer leaves. They rise.
+            lent: the target's ends, of which a draft uses those that its config says it lacks.
         """
         super().__init__()
         self.config = config
         self.capture = {boundary: place for place, boundary in enumerate(capture)}
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
+        self.embed_tokens = None
+        if config.own_embedding:
+            self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
+        embedding = self.embed_tokens or lender(lent).embed_tokens
         self.rotary = Rotary(config.rope, context.dtype, context.device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, context.under(f"model.layers.{index}"), index) for index in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
-        shared = self.embed_tokens.weight if config.tie_word_embeddings else None
-        self.lm_head = Linear(
-            config.hidden_size,
-            {"lm_head": config.vocab_size},
-            context,
-            weight=shared,
-            weight_format=UNQUANTIZED if shared is not None else context.weight_format(["lm_head"]),
-        )
+        self.lm_head = None
+        if config.own_head:
+            shared = embedding.weight if config.tie_word_embeddings else None
+            self.lm_head = Linear(
+                config.hidden_size,
+                {"lm_head": config.vocab_size},
+                context,
+                weight=shared,
+                weight_format=UNQUANTIZED if shared is not None else context.weight_format(["lm_head"]),
+            )
+        # Not as attributes of their own: that would make the target's modules this one's.
+        self.ends = Borrowed(embedding, self.lm_head or lender(lent).lm_head)
+        """What it embeds and scores with, its own or lent."""
         self.formats = context.formats
         self.num_parameters = count_parameters(self)
         """Counted before the weights are packed; tied ones once."""
@@ -69,7 +84,7 @@ class CausalLM(nn.Module):
         Returns:
             Both in the model's dtype.
         """
-        x = self.embed_tokens(input_ids)
+        x = self.ends.embed_tokens(input_ids)
         angles = self.rotary(positions)
         residual = None
         aux = x.new_empty(len(x), len(self.capture) * self.config.hidden_size) if self.capture else None
@@ -92,17 +107,17 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] from `forward` -> [R, V] in the model's dtype."""
-        out: Tensor = self.lm_head(hidden)
+        out: Tensor = self.ends.lm_head(hidden)
         return out
 
     def weight_targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> the view of parameter memory that it fills; the view's shape is the expected one."""
-        targets = self.embed_tokens.weight_targets("model.embed_tokens")
+        targets = self.embed_tokens.weight_targets("model.embed_tokens") if self.embed_tokens is not None else {}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             targets |= layer.weight_targets(f"model.layers.{index}")
         targets |= self.norm.weight_targets("model.norm")
-        if not self.config.tie_word_embeddings:
+        if self.lm_head is not None and not self.config.tie_word_embeddings:
             targets |= self.lm_head.weight_targets("")
         return targets
 
@@ -137,17 +152,31 @@ def count_parameters(model: nn.Module) -> int:
     return plain + quantized
 
 
-def build_model(config: ModelConfig, context: BuildContext, capture: Sequence[int] = ()) -> CausalLM:
+def lender(lent: Borrowed | None) -> Borrowed:
+    """The ends to borrow.
+
+    Raises:
+        ValueError: there is nobody to lend them.
+    """
+    if lent is None:
+        raise ValueError("only a draft has a target to borrow from")
+    return lent
+
+
+def build_model(
+    config: ModelConfig, context: BuildContext, capture: Sequence[int] = (), lent: Borrowed | None = None
+) -> CausalLM:
     """Allocate a model; its memory is not initialised.
 
     Args:
         config: the model's.
         context: dtype, device, backends and ranks.
         capture: see `CausalLM`.
+        lent: see `CausalLM`.
 
     Raises:
         UserError: more than one rank, which the layers can describe but not yet compute.
     """
     if context.group.size != 1:
         raise UserError(f"tensor_parallel_size = {context.group.size} is not supported; it must be 1")
-    return CausalLM(config, context, capture)
+    return CausalLM(config, context, capture, lent)
