@@ -5,19 +5,25 @@ BIN := $(VENV)/bin
 MODEL ?=
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
-.PHONY: serve test test-whole test-all lint install
+.PHONY: serve test test-whole test-all test-observe lint install
 
 serve: $(VENV)/.serve  ## install and serve (the embedded SmolLM2-135M-Instruct, or MODEL=...)
 	$(BIN)/outrider serve $(MODEL) $(FLAGS)
 
 test: $(VENV)/.dev  ## install and run the fast tests: under two minutes on two cores
-	$(PYTEST) -m "not whole and not slow" --cov --cov-report=term:skip-covered $(FLAGS)
+	$(PYTEST) -m "not whole and not slow and not clients" --cov --cov-report=term:skip-covered $(FLAGS)
 
 test-whole: $(VENV)/.dev  ## engines, servers, interpreted kernels: several minutes more
 	$(PYTEST) -m "whole and not slow" $(FLAGS)
 
+test-clients: $(VENV)/.dev client-environments  ## clients that we did not write, each in an environment of its own
+	CLIENTS_REQUIRED=1 $(PYTEST) tests/clients $(FLAGS)
+
 test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
 	$(PYTEST) $(FLAGS)
+
+test-observe: $(VENV)/.dev .tools/prometheus  ## rules, dashboards, traces, logs, chaos; with a real Prometheus (Debian)
+	$(BIN)/python -m pytest -m "not slow" tests/unit/test_observe_*.py tests/ops/test_observe_*.py tests/ops/test_chaos_*.py $(FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,6 +31,11 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 install: $(VENV)/.serve
+
+# Prometheus and promtool out of Debian's package, without installing it.
+.tools/prometheus:
+	mkdir -p .tools
+	cd .tools && apt-get download prometheus && dpkg -x prometheus_*.deb prometheus
 
 # torch first and alone: a plain `pip install torch` on Linux may bring gigabytes of CUDA that a CPU has no use for.
 # Choose another build with TORCH="torch --index-url ..." (CUDA) or have torch installed in the environment already.
@@ -43,4 +54,20 @@ $(VENV)/.serve: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.serve
 	$(BIN)/pip install --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+# Clients that we did not write, in environments of their own (2.3 GB): their dependencies must not decide ours.
+CLIENTS := .venv-clients
+PIP_QUIETLY := bin/python -m pip install --disable-pip-version-check --quiet
+
+client-environments: $(patsubst %,$(CLIENTS)/%/.made,litellm lm-eval schemathesis) tests/clients/node/node_modules/.made
+
+$(CLIENTS)/%/.made: tests/clients/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(if $(findstring lm-eval,$*),$(@D)/$(PIP_QUIETLY) $(TORCH))
+	$(@D)/$(PIP_QUIETLY) -r $<
+	touch $@
+
+tests/clients/node/node_modules/.made: tests/clients/node/package.json tests/clients/node/package-lock.json
+	npm ci --prefix tests/clients/node --no-progress
 	touch $@
