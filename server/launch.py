@@ -97,6 +97,7 @@ class _Server:
         self._model_name = settings.served_model_name or default_name(settings.model)
         self._display = StartupDisplay(console)
         self._metrics = Metrics(self._model_name, settings.metrics_names)
+        self._metrics.started(version("outrider"), time.time())
         self._activity = ActivityLog(self._metrics.speculation.watchdog)
         self._state = ServingState()
         self._engine_ready = asyncio.Event()

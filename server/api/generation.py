@@ -27,6 +27,8 @@ class SequenceState:
     first_token: float | None = None
     last_token: float | None = None
     started: bool = False
+    finish_reason: FinishReason | None = None
+    """None while it runs."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,8 @@ class Generation:
         """Abort what is open; may be called at any time and more than once."""
         self._stream.close()
         now = time.monotonic()
-        for sequence in self._open.values():
-            self.recorder.sequence_finished(self._measure(sequence, "abort", now))
-        self._open.clear()
+        for sequence in list(self._open.values()):
+            self._end(sequence, "abort", now)
 
     async def deltas(self) -> AsyncGenerator[tuple[SequenceState, Delta]]:
         """What may be sent, in the order in which it came; ends early when closed."""
@@ -131,10 +132,16 @@ class Generation:
         if choice.finished:
             if output.finish_reason is None:
                 self._stream.abort(output.request_id)  # a stop string ended it; the engine does not know
-            del self._open[output.request_id]
             reason = delta.finish_reason if delta is not None and delta.finish_reason is not None else "stop"
-            self.recorder.sequence_finished(self._measure(sequence, reason, now))
+            self._end(sequence, reason, now)
         return delta
+
+    def _end(self, sequence: SequenceState, reason: FinishReason, now: float) -> None:
+        del self._open[sequence.request.request_id]
+        sequence.finish_reason = reason
+        self.recorder.sequence_finished(self._measure(sequence, reason, now))
+        if not self._open:
+            self.recorder.request_finished(max(s.choice.completion_tokens for s in self.sequences))
 
     def _record_tokens(self, sequence: SequenceState, count: int, now: float) -> None:
         if count == 0:

@@ -69,6 +69,9 @@ class Recorder(Protocol):
     def sequence_finished(self, sequence: FinishedSequence) -> None:
         """One choice has ended, for whatever reason ("abort": the client went away)."""
 
+    def request_finished(self, longest: int) -> None:
+        """All choices of a request have ended, for whatever reason; the longest has so many tokens."""
+
     def rejected(self, reason: RejectionReason) -> None:
         """A request was refused before it reached the engine."""
 

@@ -31,7 +31,8 @@ class Exposition:
                 self._shown.append(_Shown(family, metric.name, {"model_name": model_name}, {}))
             if metric.twin is not None and names != "outrider":
                 constant = {"engine": "0", "model_name": model_name}
-                self._shown.append(_Shown(family, metric.twin, constant, metric.twin_labels))
+                for name in (metric.twin, *metric.earlier_twins):
+                    self._shown.append(_Shown(family, name, constant, metric.twin_labels))
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics when the Accept header asks for it, else the text format."""

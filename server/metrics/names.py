@@ -37,6 +37,8 @@ class Metric:
     """The label values that exist from the start; empty for what is known only later."""
     buckets: tuple[float, ...] = ()
     twin: str | None = None
+    earlier_twins: tuple[str, ...] = ()
+    """Names that vLLM gave it before; dashboards that were made then still ask for them."""
     twin_labels: Mapping[str, str] = field(default_factory=dict)
     """vLLM's name for a label of ours."""
 
@@ -62,10 +64,14 @@ KV_CACHE_USAGE = Metric(
     "gauge",
     "Share of KV cache blocks that live sequences hold, 0 to 1.",
     twin="vllm:kv_cache_usage_perc",
+    earlier_twins=("vllm:gpu_cache_usage_perc",),
 )
 ENGINE_UP = Metric(
     "outrider_engine_up", "gauge", "1 while the engine process has loaded its model and is answering, else 0."
 )
+
+START_TIME = Metric("outrider_start_time_seconds", "gauge", "Unix time at which the server was started.")
+BUILD_INFO = Metric("outrider_build_info", "gauge", "1; the server's version.", ("version",), ())
 
 PROMPT_TOKENS = Metric(
     "outrider_prompt_tokens_total",
@@ -113,12 +119,14 @@ PREFIX_CACHE_QUERIES = Metric(
     "counter",
     "Prompt tokens looked up in the prefix cache.",
     twin="vllm:prefix_cache_queries_total",
+    earlier_twins=("vllm:gpu_prefix_cache_queries_total",),
 )
 PREFIX_CACHE_HITS = Metric(
     "outrider_prefix_cache_hits_total",
     "counter",
     "Prompt tokens found in the prefix cache.",
     twin="vllm:prefix_cache_hits_total",
+    earlier_twins=("vllm:gpu_prefix_cache_hits_total",),
 )
 
 TIME_TO_FIRST_TOKEN = Metric(
@@ -134,6 +142,7 @@ INTER_TOKEN = Metric(
     "Time between tokens of a sequence, one sample per token after the first; tokens of one step share its time.",
     buckets=TOKEN_SECONDS,
     twin="vllm:inter_token_latency_seconds",
+    earlier_twins=("vllm:time_per_output_token_seconds",),
 )
 TIME_PER_OUTPUT_TOKEN = Metric(
     "outrider_request_time_per_output_token_seconds",
@@ -183,6 +192,13 @@ REQUEST_GENERATION_TOKENS = Metric(
     "Tokens delivered per sequence.",
     buckets=TOKENS,
     twin="vllm:request_generation_tokens",
+)
+LONGEST_CHOICE_TOKENS = Metric(
+    "outrider_request_longest_choice_tokens",
+    "histogram",
+    "Tokens delivered in the longest choice of a request that has ended.",
+    buckets=TOKENS,
+    twin="vllm:request_max_num_generation_tokens",
 )
 STEP_SECONDS_BY_PHASE = Metric(
     "outrider_step_seconds",

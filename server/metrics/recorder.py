@@ -61,6 +61,8 @@ class Metrics:
         self._waiting = numbers(names.REQUESTS_WAITING)
         self._kv_usage = numbers(names.KV_CACHE_USAGE)
         self._engine_up = numbers(names.ENGINE_UP)
+        self._start_time = numbers(names.START_TIME)
+        self._build = numbers(names.BUILD_INFO)
         self._prompt_tokens = numbers(names.PROMPT_TOKENS)
         self._generation_tokens = numbers(names.GENERATION_TOKENS)
         self._requests = numbers(names.REQUESTS)
@@ -78,6 +80,7 @@ class Metrics:
         self._decode = distributions(names.REQUEST_DECODE_SECONDS)
         self._request_prompt = distributions(names.REQUEST_PROMPT_TOKENS)
         self._request_generation = distributions(names.REQUEST_GENERATION_TOKENS)
+        self._longest_choice = distributions(names.LONGEST_CHOICE_TOKENS)
         self._steps = distributions(names.STEP_SECONDS_BY_PHASE)
         self._backends = numbers(names.BACKEND_INFO)
         self._kv_groups = numbers(names.KV_GROUP_INFO)
@@ -94,6 +97,8 @@ class Metrics:
                 self._waiting,
                 self._kv_usage,
                 self._engine_up,
+                self._start_time,
+                self._build,
                 self._prompt_tokens,
                 self._generation_tokens,
                 self._requests,
@@ -111,6 +116,7 @@ class Metrics:
                 self._decode,
                 self._request_prompt,
                 self._request_generation,
+                self._longest_choice,
                 self._steps,
                 *self.speculation.families,
                 self._backends,
@@ -123,6 +129,11 @@ class Metrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """The body of /metrics and its content type, for a request's Accept header."""
         return self._exposition.render(accept)
+
+    def started(self, version: str, unix_time: float) -> None:
+        """Show which server this is and since when it runs, seconds since 1970."""
+        self._build.of(version).set(1)
+        self._start_time.of().set(unix_time)
 
     def prompt_tokens(self, count: int) -> None:
         """Count a prompt that the engine has read."""
@@ -156,6 +167,10 @@ class Metrics:
                 histogram.of().observe(seconds)
         if sequence.decode_seconds is not None and sequence.generation_tokens > 1:
             self._per_token.of().observe(sequence.decode_seconds / (sequence.generation_tokens - 1))
+
+    def request_finished(self, longest: int) -> None:
+        """Note the tokens of the longest choice of a request that has ended."""
+        self._longest_choice.of().observe(longest)
 
     def rejected(self, reason: RejectionReason) -> None:
         """Count a request that was refused."""

@@ -34,6 +34,7 @@ class Records:
     first_tokens: list[float] = field(default_factory=list)
     intervals: list[tuple[float, int]] = field(default_factory=list)
     finished: list[FinishedSequence] = field(default_factory=list)
+    longest: list[int] = field(default_factory=list)
     rejections: list[str] = field(default_factory=list)
     http: list[tuple[str, str, int]] = field(default_factory=list)
 
@@ -51,6 +52,9 @@ class Records:
 
     def sequence_finished(self, sequence: FinishedSequence) -> None:
         self.finished.append(sequence)
+
+    def request_finished(self, longest: int) -> None:
+        self.longest.append(longest)
 
     def rejected(self, reason: str) -> None:
         self.rejections.append(reason)

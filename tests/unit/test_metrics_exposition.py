@@ -159,6 +159,26 @@ def test_names_are_shown_as_asked() -> None:
     assert {"vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"} <= theirs
 
 
+def test_names_that_vllm_has_left_behind_tell_the_same() -> None:
+    shown = series(busy())
+    for now, before in (
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
+        ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    ):
+        found = [value for (name, _), value in shown.items() if name == before]
+        assert found == [value for (name, _), value in shown.items() if name == now] != [0]
+
+
+def test_which_server_it_is_and_since_when() -> None:
+    metrics = busy()
+    metrics.started("1.2.3", 1.7e9)
+    metrics.request_finished(40)
+    assert value(metrics, "outrider_build_info", version="1.2.3") == 1
+    assert value(metrics, "outrider_start_time_seconds") == 1.7e9
+    assert value(metrics, "outrider_request_longest_choice_tokens_sum") == 40
+
+
 def test_openmetrics_when_asked_for() -> None:
     metrics = busy()
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
