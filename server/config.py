@@ -7,39 +7,26 @@ no variable.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from server.config_flag import Flag
-from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, dtype_name
+from server.setting_values import (
+    ATTENTION_NAMES,
+    MOE_NAMES,
+    backend_name,
+    dtype_name,
+    kv_dtype_name,
+    lower,
+    multiple_of_16,
+    one_rank,
+    origin,
+    path_prefix,
+    several,
+)
 from server.sizes import parse_size
 from server.spec.settings import SpeculativeSettings
-
-
-def _lower(name: object) -> object:
-    return name.lower() if isinstance(name, str) else name
-
-
-def _keys(value: object) -> object:
-    """Keys from a variable: a JSON list, or separated by commas."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ValueError("must be a JSON list of keys, or keys separated by commas") from error
-    return [key.strip() for key in value.split(",")]
-
-
-def _is_block(size: int) -> int:
-    if size % 16:
-        raise ValueError(
-            f"must be a multiple of 16 (the nearest are {size // 16 * 16 or 16} and {size // 16 * 16 + 16})"
-        )
-    return size
 
 
 class Settings(BaseModel):
@@ -64,7 +51,7 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535), Flag("server", "Port to listen on; 0 picks a free one.", "PORT")] = 8000
     api_key: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...],
-        BeforeValidator(_keys),
+        BeforeValidator(several),
         Flag(
             "server",
             "A key that clients must send as a bearer token; may be given several times. "
@@ -80,7 +67,9 @@ class Settings(BaseModel):
         Flag("server", "The model's name in the API and in metrics.", "NAME", unset="MODEL as given"),
     ] = None
     root_path: Annotated[
-        str, Flag("server", "Path prefix under which a proxy serves this server, such as /llm.", "PATH")
+        str,
+        AfterValidator(path_prefix),
+        Flag("server", "Path prefix under which a proxy serves this server, such as /llm.", "PATH"),
     ] = ""
     drain_timeout: Annotated[
         float,
@@ -97,6 +86,52 @@ class Settings(BaseModel):
         Field(ge=1),
         Flag("server", "Sequences that may wait beyond --max-num-seqs before requests get 429.", "COUNT"),
     ] = 1024
+    max_queued_tokens: Annotated[
+        int | None,
+        Field(ge=1),
+        Flag(
+            "server", "Prompt tokens that may wait for their first token before requests get 429.", "COUNT", "no limit"
+        ),
+    ] = None
+    max_inflight_per_key: Annotated[
+        int | None,
+        Field(ge=1),
+        Flag("server", "Requests of one --api-key that may be open before further ones get 429.", "COUNT", "no limit"),
+    ] = None
+    sse_keep_alive: Annotated[
+        float,
+        Field(ge=0),
+        Flag(
+            "server", "A stream that has nothing to say for so long sends a comment, for proxies; 0: none.", "SECONDS"
+        ),
+    ] = 15.0
+    send_timeout: Annotated[
+        float,
+        Field(gt=0),
+        Flag("server", "A client that reads nothing for so long, while its answer waits, is cut off.", "SECONDS"),
+    ] = 60.0
+    allowed_origins: Annotated[
+        tuple[Annotated[str, AfterValidator(origin)], ...],
+        BeforeValidator(several),
+        Flag(
+            "server",
+            "A web origin whose pages may call this server (CORS), such as https://chat.example, or *; may be given "
+            "several times.",
+            "ORIGIN",
+            unset="none",
+            repeated=True,
+        ),
+    ] = ()
+    ssl_certfile: Annotated[
+        str | None, Flag("server", "Serve HTTPS with this certificate chain (PEM).", "FILE", "plain HTTP")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, Flag("server", "Its private key (PEM, no password).", "FILE", "in --ssl-certfile")
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        Flag("server", "Let in only clients with a certificate of these authorities (PEM).", "FILE", "everyone"),
+    ] = None
 
     tokenizer: Annotated[
         str | None,
@@ -107,7 +142,7 @@ class Settings(BaseModel):
     ] = None
     generation_config: Annotated[
         Literal["auto", "none"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("model", "auto: sampling defaults come from MODEL's generation_config.json; none: from the API alone."),
     ] = "auto"
     download_dir: Annotated[
@@ -121,7 +156,7 @@ class Settings(BaseModel):
     ] = "auto"
     load_format: Annotated[
         Literal["auto", "safetensors", "gguf", "dummy"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("model", "Format of the weights; auto looks at the files, dummy draws random weights from --seed."),
     ] = "auto"
     max_model_len: Annotated[
@@ -137,7 +172,7 @@ class Settings(BaseModel):
 
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("engine", "Where the model runs; auto takes a CUDA GPU when there is one."),
     ] = "auto"
     attention_backend: Annotated[
@@ -164,12 +199,15 @@ class Settings(BaseModel):
     ] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("engine", "fcfs: first come, first served; priority: lower `priority` of the request first."),
     ] = "fcfs"
     enforce_eager: Annotated[bool, Flag("engine", "Run without captured CUDA graphs.")] = False
     tensor_parallel_size: Annotated[
-        int, Field(ge=1), Flag("engine", "Ranks that share the model; this version runs on 1.", "COUNT")
+        int,
+        Field(ge=1),
+        AfterValidator(one_rank),
+        Flag("engine", "Ranks that share the model; this version runs on 1.", "COUNT"),
     ] = 1
 
     speculative: Annotated[
@@ -188,13 +226,13 @@ class Settings(BaseModel):
     block_size: Annotated[
         int,
         Field(ge=16, le=4096),
-        AfterValidator(_is_block),
+        AfterValidator(multiple_of_16),
         Flag("memory", "Tokens in one KV cache block, a multiple of 16.", "TOKENS"),
     ] = 16
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"] | None,
-        BeforeValidator(dtype_name),
-        Flag("memory", "Type of the KV cache's entries; auto is the model's dtype.", unset="auto"),
+        Literal["auto", "bfloat16", "float16", "float32", "fp8"] | None,
+        BeforeValidator(kv_dtype_name),
+        Flag("memory", "Type of the KV cache's entries: auto is the model's dtype, fp8 e4m3 unscaled.", unset="auto"),
     ] = None
     kv_cache_memory: Annotated[
         int | None,
@@ -219,12 +257,12 @@ class Settings(BaseModel):
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("logging", "Least weight of a message that is logged."),
     ] = "info"
     metrics_names: Annotated[
         Literal["outrider", "vllm", "both"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Flag("logging", "Names on /metrics: our own, vLLM's, or both."),
     ] = "both"
 
@@ -238,19 +276,14 @@ class Settings(BaseModel):
                     raise ValueError(f"{flag_name(name)} takes no {str(value).lower()}")
         return values
 
-    @field_validator("root_path")
-    @classmethod
-    def _root_path_is_a_path(cls, path: str) -> str:
-        if path and (not path.startswith("/") or path.endswith("/")):
-            raise ValueError("must begin with / and not end with it, such as /llm")
-        return path
-
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _one_rank(cls, size: int) -> int:
-        if size != 1:
-            raise ValueError("must be 1: this version runs a model on one device only")
-        return size
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Settings:
+        if self.max_inflight_per_key is not None and not self.api_key:
+            raise ValueError("--max-inflight-per-key tells clients apart by their keys: give --api-key, too")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ValueError(f"{flag_name(name)} is of use only with --ssl-certfile")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_size_the_cache(self) -> Settings:

@@ -54,7 +54,7 @@ DRAFT_KEYS: Mapping[str, DraftKey] = {
         _SAME,
     ),
     "kv_cache_dtype": DraftKey(
-        "DTYPE", _TARGETS, "bfloat16, float16 or float32, for the draft alone", "the draft's own dtype"
+        "DTYPE", _TARGETS, "bfloat16, float16, float32 or fp8, for the draft alone", "the draft's own dtype"
     ),
     "load_format": DraftKey(
         "FORMAT", _TARGETS, "safetensors, gguf or dummy, for the draft alone", "what the draft's files are"

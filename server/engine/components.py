@@ -27,6 +27,9 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
+KV_DTYPES: Mapping[str, torch.dtype] = {**DTYPES, "fp8": torch.float8_e4m3fn}
+"""What a KV cache may hold."""
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -15,7 +15,7 @@ from server.engine.capturable import capture_problem
 from server.engine.check import CheckReport, CheckRow
 from server.engine.check_tensors import check_tensors
 from server.engine.components import (
-    DTYPES,
+    KV_DTYPES,
     Ask,
     moe_needs,
     plain_name,
@@ -160,7 +160,7 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
     config = ModelConfig.from_hf(checkpoint.config)
     group = ParallelGroup(0, settings.tensor_parallel_size)
     dtype, dtype_why = resolve_dtype(settings.dtype, checkpoint)
-    kv_dtype = dtype if settings.kv_cache_dtype in (None, "auto") else DTYPES[settings.kv_cache_dtype]
+    kv_dtype = dtype if settings.kv_cache_dtype in (None, "auto") else KV_DTYPES[settings.kv_cache_dtype]
     formats = resolve_formats(checkpoint, config)
     own = target_modules(config)
     attention_ask = Ask("target", "attention", "--attention-backend", settings.attention_backend)

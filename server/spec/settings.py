@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, dtype_name
+from server.setting_values import ATTENTION_NAMES, MOE_NAMES, backend_name, kv_dtype_name
 
 METHODS = ("ngram", "draft_model", "eagle3", "mtp")
 Method = Literal["ngram", "draft_model", "eagle3", "mtp"]
@@ -93,9 +93,9 @@ class SpeculativeSettings(BaseModel):
     adaptive_k: Annotated[bool | None, BeforeValidator(_yes_or_no)] = None
     moe_backend: Annotated[str | None, AfterValidator(backend_name(MOE_NAMES))] = None
     attention_backend: Annotated[str | None, AfterValidator(backend_name(ATTENTION_NAMES))] = None
-    kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"] | None, BeforeValidator(dtype_name)] = (
-        None
-    )
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "fp8"] | None, BeforeValidator(kv_dtype_name)
+    ] = None
     load_format: Annotated[Literal["auto", "safetensors", "gguf", "dummy"] | None, BeforeValidator(_lower)] = None
     download_dir: Annotated[str | None, Field(min_length=1)] = None
     ignore_patterns: Annotated[tuple[str, ...] | None, BeforeValidator(_no_patterns)] = None

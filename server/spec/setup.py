@@ -16,7 +16,7 @@ from server.checkpoint.tensor_header import TensorHeader
 from server.engine.attention.registry import attention_backend
 from server.engine.check import CheckRow
 from server.engine.components import (
-    DTYPES,
+    KV_DTYPES,
     Ask,
     moe_needs,
     plain_name,
@@ -216,7 +216,7 @@ def _setup(
 
     kv_ask = Ask("draft", "kv_cache_dtype", KEY + "kv_cache_dtype", settings.kv_cache_dtype, requests.kv_cache_dtype)
     kv_name = kv_ask.effective or "auto"
-    kv_dtype = dtype if kv_name == "auto" else DTYPES[kv_name]
+    kv_dtype = dtype if kv_name == "auto" else KV_DTYPES[kv_name]
 
     attention_ask = Ask("draft", "attention", KEY + "attention_backend", settings.attention_backend)
     need = attention_need(layers, device, dtype, kv_dtype)

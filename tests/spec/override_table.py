@@ -92,6 +92,9 @@ BUILT = [
     kv("bfloat16", "float32", "float32", "float32", "explicit"),
     kv(UNSET, "bf16", "bfloat16", "bfloat16", "explicit"),
     kv("float32", "float16", "float16", "float16", "explicit"),
+    kv("fp8", UNSET, "unset", "float8_e4m3fn", "inherited"),
+    kv("fp8_e4m3", "auto", "auto", "float32", "auto"),
+    kv(UNSET, "FP8", "fp8", "float8_e4m3fn", "explicit"),
     # Unset inherits; auto is what the draft's files are.
     load(UNSET, UNSET, "unset", "safetensors", "auto"),
     load("safetensors", UNSET, "unset", "safetensors", "inherited"),

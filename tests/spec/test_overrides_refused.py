@@ -50,7 +50,7 @@ FACTS = [
     Refused("moe_backend", "auto", NO_MODEL, ("ngram",)),
     Refused("attention_backend", "flash", ("auto or one of torch, triton",)),
     Refused("attention_backend", "torch", NO_MODEL, ("ngram",)),
-    Refused("kv_cache_dtype", "int8", ("'bfloat16', 'float16' or 'float32'",)),
+    Refused("kv_cache_dtype", "int8", ("'bfloat16', 'float16', 'float32' or 'fp8'",)),
     Refused("kv_cache_dtype", "auto", NO_MODEL, ("ngram",)),
     Refused("load_format", "pickle", ("'safetensors', 'gguf' or 'dummy'",)),
     Refused("load_format", "gguf", ("holds safetensors weights", "Set speculative_config.load_format to auto")),

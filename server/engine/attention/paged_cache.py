@@ -10,6 +10,10 @@ from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed
 
+FP8_MAX = 448.0
+"""The largest number of e4m3."""
+KV_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+
 
 class PagedCache:
     """Two tensors a layer, [num_pages, page_size, num_kv_heads, head_dim] ("NHD"), in the KV dtype."""
@@ -22,13 +26,25 @@ class PagedCache:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole pages (int64 [N] each) in all layers; all are read before any is written."""
-        for cache in (*self.keys, *self.values):
+        for cache in map(as_bits, (*self.keys, *self.values)):
             cache.index_copy_(0, targets, cache.index_select(0, sources))
 
 
 def page_bytes(need: AttentionNeed, num_layers: int, page_size: int) -> int:
     """Bytes of one page over all layers, keys and values."""
     return 2 * num_layers * page_size * need.num_kv_heads * need.head_dim * need.kv_dtype.itemsize
+
+
+def storable(entries: Tensor, kv_dtype: torch.dtype) -> Tensor:
+    """Keys or values in the cache's dtype; what lies beyond fp8's range becomes its end, where torch would make NaN."""
+    if kv_dtype is torch.float8_e4m3fn:
+        entries = entries.clamp(-FP8_MAX, FP8_MAX)
+    return entries.to(kv_dtype)
+
+
+def as_bits(cache: Tensor) -> Tensor:
+    """The same memory in a type that torch can index on every device: it cannot index fp8 on some."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 def _zeros(shape: tuple[int, ...], need: AttentionNeed) -> Tensor:

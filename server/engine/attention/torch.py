@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, Unsupported
-from server.engine.attention.paged_cache import PagedCache, page_bytes
+from server.engine.attention.paged_cache import KV_TYPES, PagedCache, as_bits, page_bytes, storable
 
 _SHORT = 17
 """Rows of so many new tokens at most, a decode or the longest draft's verification, are computed together."""
@@ -65,8 +65,8 @@ class TorchAttention:
         """Anything that torch has arithmetic for."""
         if need.num_heads % need.num_kv_heads:
             return Unsupported(f"{need.num_heads} query heads are no multiple of {need.num_kv_heads} KV heads")
-        if need.kv_dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16 or bfloat16)")
+        if need.kv_dtype not in KV_TYPES:
+            return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16, bfloat16 or fp8)")
         return None
 
     def __init__(self, need: AttentionNeed, num_layers: int) -> None:
@@ -146,11 +146,11 @@ class TorchAttention:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
         if self.cache is not None:
             for cache, new in ((self.cache.keys, k), (self.cache.values, v)):
-                entries = cache[layer_id].flatten(0, 1)
+                entries, new = as_bits(cache[layer_id].flatten(0, 1)), as_bits(storable(new, self.need.kv_dtype))
                 if isinstance(plan.slots, slice):
                     entries[plan.slots] = new
                 else:
-                    entries.index_copy_(0, plan.slots, new.to(self.need.kv_dtype))
+                    entries.index_copy_(0, plan.slots, new)
         if not plan.longs and len(plan.shorts) == 1 and plan.shorts[0].tokens is None:
             return self._attend_short(q, plan.shorts[0], layer_id).flatten(1)
         out = torch.empty_like(q)
@@ -168,7 +168,7 @@ class TorchAttention:
         layer = cache[layer_id]
         if isinstance(pages, slice):
             return layer[pages].flatten(0, 1)[None].to(self.need.dtype)
-        got = layer.index_select(0, pages.flatten()).to(self.need.dtype)
+        got = as_bits(layer).index_select(0, pages.flatten()).view(layer.dtype).to(self.need.dtype)
         return got.view(*pages.shape[:-1], pages.shape[-1] * layer.shape[1], *layer.shape[2:])
 
     def _attend_short(self, q: Tensor, rows: _Short, layer_id: int) -> Tensor:

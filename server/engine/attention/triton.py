@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, UniformStep, Unsupported
-from server.engine.attention.paged_cache import PagedCache, page_bytes
+from server.engine.attention.paged_cache import KV_TYPES, PagedCache, page_bytes
 from server.engine.attention.triton_plan import (
     MAX_PARTS,
     Rows,
@@ -27,6 +27,7 @@ MAX_HEAD_DIM = 256
 CACHE_LINE = 128
 FETCHED = 512
 """Keys that a program brings into the L2 cache while it waits for its queries."""
+FP8_SINCE = (8, 9)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -49,8 +50,10 @@ class TritonAttention:
             return Unsupported(f"head dimension {need.head_dim} (it takes up to {MAX_HEAD_DIM})")
         if need.dtype not in FLOATS:
             return Unsupported(f"queries of dtype {need.dtype} (it takes float32, float16 or bfloat16)")
-        if need.kv_dtype not in FLOATS:
-            return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16 or bfloat16)")
+        if need.kv_dtype not in KV_TYPES:
+            return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16, bfloat16 or fp8)")
+        if need.kv_dtype not in FLOATS and not _reads_fp8(need.device):
+            return Unsupported("an fp8 KV cache needs a device of compute capability 8.9 or later")
         problem = triton_problem(need.device)
         return None if problem is None else Unsupported(problem)
 
@@ -251,6 +254,10 @@ class TritonAttention:
                 num_warps=2,
                 **self._runtime.launch(q.device),
             )
+
+
+def _reads_fp8(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_SINCE
 
 
 def _compute_type(need: AttentionNeed) -> object:

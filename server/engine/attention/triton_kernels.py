@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from server.engine.kernels.storable import storable
+
 TILE_FIELDS = tl.constexpr(4)
 """int32 numbers of a tile: its row, its first token, how many queries, the first one's position."""
 
@@ -38,8 +40,8 @@ def store_kv(
     target = slot * NUM_KV_HEADS * HEAD_DIM + head * HEAD_DIM + dim
     key = tl.load(k + token * k_token_stride + head * k_head_stride + dim, mask=inside)
     value = tl.load(v + token * v_token_stride + head * v_head_stride + dim, mask=inside)
-    tl.store(key_cache + target, key.to(key_cache.dtype.element_ty), mask=inside)
-    tl.store(value_cache + target, value.to(value_cache.dtype.element_ty), mask=inside)
+    tl.store(key_cache + target, storable(key, key_cache), mask=inside)
+    tl.store(value_cache + target, storable(value, value_cache), mask=inside)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from server.engine.kernels.runtime import begin, launch, power_of_two, release
+from server.engine.kernels.storable import storable
 
 HEADS_A_PROGRAM = 4
 
@@ -73,10 +74,10 @@ def _rotate(
         stored = inside & (slot >= 0)
         key_at = key_cache + (slot * KV_HEADS + head[:, None] - HEADS) * HEAD_DIM + dim[None, :]
         # Rounded to the model's dtype first, as where keys are rotated apart from the cache.
-        rounded = turned.to(out.dtype.element_ty).to(key_cache.dtype.element_ty)
-        tl.store(key_at, rounded, mask=stored & is_key[:, None])
+        rounded = turned.to(out.dtype.element_ty)
+        tl.store(key_at, storable(rounded, key_cache), mask=stored & is_key[:, None])
         value_at = value_cache + (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * HEAD_DIM + dim[None, :]
-        tl.store(value_at, plain.to(value_cache.dtype.element_ty), mask=stored & is_value[:, None])
+        tl.store(value_at, storable(plain, value_cache), mask=stored & is_value[:, None])
     else:
         out_at = out + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * HEAD_DIM + dim[None, :]
         got = tl.where(is_value[:, None], x if not NORM else plain.to(tl.float32), turned)
