@@ -31,10 +31,10 @@ class EngineProcess:
     async def start(cls, command: Sequence[str], settings: Settings, folder: Path) -> EngineProcess:
         """Start `command` with the settings as a file in `folder`, which also holds the link's sockets.
 
-        API keys are no business of the engine and stay out of the file.
+        API keys, and what needs them, are no business of the engine and stay out of the file.
         """
         config = folder / "settings.json"
-        config.write_text(settings.model_dump_json(exclude={"api_key"}), encoding="utf-8")
+        config.write_text(settings.model_dump_json(exclude={"api_key", "max_inflight_per_key"}), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
             *command,
             *("--config-file", str(config), "--link", str(folder), "--parent", str(os.getpid())),

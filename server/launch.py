@@ -10,27 +10,27 @@ end      the engine is told to leave, or killed; no process and no file stays be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 from rich.console import Console
 
 from server.activity import ActivityLog
 from server.api.app import create_app
+from server.api.connection import ConnectionLimits
 from server.api.context import AppContext, ServingState
 from server.api.engine_client import EngineClient
+from server.api.http_server import HTTPServer, http_server
 from server.background import in_thread
 from server.checkpoint.locate import locate
 from server.config import Settings
@@ -42,6 +42,7 @@ from server.messages import EngineFailed, EngineReady, EngineStats
 from server.metrics.recorder import Metrics
 from server.served_model import DEFAULT_MODEL_NAME, default_name, served_model
 from server.startup import StartupDisplay
+from server.tls import tls_context
 
 _log = logging.getLogger("server.launch")
 
@@ -69,15 +70,6 @@ def serve(
         return uvloop.run(_Server(settings, listener, console, engine_command, folder).live())
 
 
-class _HTTPServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the launcher, which drains first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Capture nothing."""
-        yield
-
-
 class _Server:
     """One server, lived once."""
 
@@ -91,7 +83,7 @@ class _Server:
     ) -> None:
         self._settings = settings
         self._listener = listener
-        self._url = url_of(listener)
+        self._url = url_of(listener, tls=settings.ssl_certfile is not None)
         self._engine_command = engine_command
         self._folder = folder
         self._model_name = settings.served_model_name or default_name(settings.model)
@@ -241,7 +233,7 @@ class _Server:
         self._metrics.engine_up(self._client.status == "ready" and silent < self._settings.engine_timeout)
         return self._metrics.render(accept)
 
-    def _make_http(self) -> _HTTPServer:
+    def _make_http(self) -> HTTPServer:
         settings = self._settings
         context = AppContext(
             engine=self._client,
@@ -253,21 +245,16 @@ class _Server:
             api_keys=settings.api_key,
             max_num_seqs=settings.max_num_seqs,
             max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+            max_inflight_per_key=settings.max_inflight_per_key,
             priority_scheduling=settings.scheduling_policy == "priority",
             engine_timeout=settings.engine_timeout,
+            sse_keep_alive=settings.sse_keep_alive,
+            allowed_origins=settings.allowed_origins,
             root_path=settings.root_path,
         )
-        return _HTTPServer(
-            uvicorn.Config(
-                create_app(context),
-                http="httptools",
-                ws="none",
-                loop="none",
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        limits = ConnectionLimits(send_seconds=settings.send_timeout)
+        return http_server(create_app(context), limits, tls_context(settings))
 
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:

@@ -18,7 +18,9 @@ from server.api.choice import Delta
 from server.api.errors import ApiError, unavailable
 from server.api.generation import Generation, SequenceState
 from server.api.responses import MetricsBody, PromptTokensDetails, SpeculativeDecodingBody, TimingsBody, Usage
+from server.api.schemas.load import GenerateRequest, Own
 from server.api.schemas.sampling import DeliveryFields
+from server.api.serving import Serving
 from server.api.streaming import DONE, EventEncoder, EventStream, error_event, on_disconnect
 
 
@@ -66,11 +68,13 @@ class AnswerFormat(Protocol):
 
 
 async def deliver(
-    request: Request, generation: Generation, style: AnswerFormat, delivery: DeliveryFields, headers: dict[str, str]
+    request: Request, serving: Serving, generation: Generation, style: AnswerFormat, asked: GenerateRequest[Own]
 ) -> Response:
     """Answer as the request asked. Raises `ApiError` (500, 503) and `ClientDisconnect`."""
+    delivery, headers = asked.delivery, asked.headers
     if delivery.stream:
-        return EventStream(_events(generation, style, delivery), generation.close, headers)
+        events = _events(generation, style, delivery)
+        return EventStream(events, generation.close, serving.context.sse_keep_alive, headers)
     try:
         choices = await _collect(request, generation)
     finally:

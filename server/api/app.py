@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,7 +43,20 @@ def create_app(context: AppContext) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.add_middleware(Authentication, keys=context.api_keys, recorder=context.recorder)
+    app.add_middleware(
+        Authentication,
+        keys=context.api_keys,
+        recorder=context.recorder,
+        max_inflight=context.max_inflight_per_key,
+    )
+    if context.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "x-outrider-ignored-fields", "retry-after"),
+        )
     # Added last: the outermost.
     app.add_middleware(Boundary, recorder=context.recorder, root_path=context.root_path)
     _add_error_answers(app, context)

@@ -13,7 +13,7 @@ from server.api.answer import AnswerHead, deliver
 from server.api.body import read_request
 from server.api.choice import Delta
 from server.api.errors import invalid
-from server.api.generation import Generation, SequenceState
+from server.api.generation import SequenceState
 from server.api.logprob_format import chat_logprobs, prompt_logprobs
 from server.api.responses import (
     ChatBody,
@@ -162,9 +162,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     top_logprobs = _top_logprobs(asked.own)
     grammar = await serving.grammars.check(grammar_of(asked.sampling))
     sequences = await codec.run(lambda: _sequences(serving, asked, top_logprobs, grammar, arrived))
-    serving.check_ready()
-    serving.admit(len(sequences))
-    generation = Generation(serving.context.engine, serving.context.recorder, sequences, arrived)
+    generation = serving.begin(sequences, arrived)
     style = ChatFormat(
         AnswerHead("chatcmpl", model),
         codec.token_bytes,
@@ -172,7 +170,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
         asked.delivery.prompt_logprobs,
         asked.delivery.return_token_ids,
     )
-    return await deliver(request, generation, style, asked.delivery, asked.headers)
+    return await deliver(request, serving, generation, style, asked)
 
 
 def _top_logprobs(own: ChatFields) -> int | None:

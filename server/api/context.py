@@ -56,9 +56,17 @@ class AppContext:
     """Sequences that the engine runs at once."""
     max_queued_requests: int | None = None
     """Sequences that may wait beyond `max_num_seqs` before requests get 429; None is no cap."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens that may wait for their first token before requests get 429; None is no cap."""
+    max_inflight_per_key: int | None = None
+    """Requests of one API key that may be open before further ones get 429; None is no cap."""
     priority_scheduling: bool = False
     engine_timeout: float = 60.0
     """Seconds of silence after which the engine counts as stuck."""
+    sse_keep_alive: float = 15.0
+    """Seconds of silence after which a stream sends a comment; 0 is never."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call the server; "*" is all."""
     root_path: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time of the start, shown by `/v1/models`."""

@@ -70,6 +70,7 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._streams: dict[int, RequestStream] = {}
+        self._queued: dict[int, int] = {}  # prompt tokens of the sequences without an output yet
         self._ids = count(1)
         self.status: EngineStatus = "loading"
         self.dead_reason = ""
@@ -114,6 +115,11 @@ class EngineClient:
         """How many sequences the engine still works on, waiting ones included."""
         return len(self._streams)
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of the sequences that wait for their first token."""
+        return sum(self._queued.values())
+
     def submit(self, *requests: EngineRequest) -> RequestStream:
         """Send the sequences of one client request; the stream yields the outputs of all of them.
 
@@ -125,6 +131,7 @@ class EngineClient:
         stream = RequestStream((request.request_id for request in requests), self._release)
         for request in requests:
             self._streams[request.request_id] = stream
+            self._queued[request.request_id] = len(request.prompt_token_ids)
         try:
             for request in requests:
                 self._send(request)
@@ -148,10 +155,12 @@ class EngineClient:
         for request_id, stream in list(self._streams.items()):
             stream.put(RequestOutput(request_id, [], finish_reason="error", error=reason), now)
         self._streams.clear()
+        self._queued.clear()
 
     def _release(self, request_ids: list[int], abort: bool) -> None:
         for request_id in request_ids:
             self._streams.pop(request_id, None)
+            self._queued.pop(request_id, None)
         if abort and self.status == "ready":
             with contextlib.suppress(zmq.Again):  # a vanished engine has nothing to abort
                 self._send(Abort(request_ids))
@@ -176,6 +185,7 @@ class EngineClient:
     def _dispatch(self, message: FromEngine) -> None:
         if isinstance(message, EngineOutputs):
             for output in message.outputs:
+                self._queued.pop(output.request_id, None)
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
                     stream.put(output, self.last_heard)

@@ -75,6 +75,11 @@ def unavailable(message: str, reason: RejectionReason, retry_after: int = 5) -> 
     return ApiError(503, message, code=reason, headers={"Retry-After": str(retry_after)}, rejection=reason)
 
 
+def busy(message: str, reason: RejectionReason = "queue_full", retry_after: int = 1) -> ApiError:
+    """A server or a key with enough to do for now: 429 with Retry-After (seconds)."""
+    return ApiError(429, message, code=reason, headers={"Retry-After": str(retry_after)}, rejection=reason)
+
+
 def internal_error() -> ApiError:
     """A fault of the server; what it was is in the log only."""
     return ApiError(500, "The server failed while it worked on this request.", code="internal_error")

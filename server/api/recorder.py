@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from server.messages import FinishReason
 
-RejectionReason = Literal["queue_full", "loading", "draining", "engine_dead", "invalid", "unauthorized"]
+RejectionReason = Literal["queue_full", "key_limit", "loading", "draining", "engine_dead", "invalid", "unauthorized"]
 
 
 @dataclass(frozen=True)

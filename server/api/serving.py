@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from server.api.context import AppContext, ServedModel
-from server.api.errors import ApiError, invalid, unavailable
+from server.api.errors import ApiError, busy, invalid, unavailable
+from server.api.generation import Generation, SequenceState
 from server.api.grammar_check import GrammarChecker
 from server.api.tokenising import TextCodec
 
@@ -93,10 +95,14 @@ class Serving:
                 param="n",
             )
         if context.max_queued_requests is not None and context.engine.open_sequences + sequences > capacity:
-            raise ApiError(
-                429,
-                f"The queue is full: {context.engine.open_sequences} sequences are running or waiting.",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-                rejection="queue_full",
-            )
+            raise busy(f"The queue is full: {context.engine.open_sequences} sequences are running or waiting.")
+
+    def begin(self, sequences: Sequence[SequenceState], arrived: float) -> Generation:
+        """Send the sequences to the engine. Raises `ApiError` 429 when the queue is full, 503 when it is gone."""
+        self.check_ready()
+        self.admit(len(sequences))
+        queued, most = self.context.engine.queued_tokens, self.context.max_queued_tokens
+        # An empty queue takes a prompt of any length, so that none is refused for ever.
+        if most is not None and queued and queued + sum(len(s.request.prompt_token_ids) for s in sequences) > most:
+            raise busy(f"The queue is full: prompts of {queued} tokens wait, and it takes {most}.")
+        return Generation(self.context.engine, self.context.recorder, sequences, arrived)

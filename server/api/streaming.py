@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
 import msgspec
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventEncoder:
@@ -52,12 +54,19 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], close: Callable[[], None], headers: Mapping[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes],
+        close: Callable[[], None],
+        keep_alive: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """Send a comment after each `keep_alive` seconds of silence; 0 is never."""
         self.status_code = 200
         self.background = None
         self._events = events
         self._close = close
+        self._keep_alive = keep_alive
+        self._last_sent = 0.0
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,11 +81,35 @@ class EventStream(Response):
         try:
             async with contextlib.aclosing(self._events) as events, on_disconnect(receive, leave):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                async with self._comments(send):
+                    async for event in events:
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
+                        self._last_sent = time.monotonic()
                 if not gone:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
             raise ClientDisconnect from None
         finally:
             self._close()
+
+    @contextlib.asynccontextmanager
+    async def _comments(self, send: Send) -> AsyncIterator[None]:
+        """While inside, silence is broken by comments: proxies close connections on which nothing happens."""
+
+        async def keep_alive() -> None:
+            while True:
+                silent = time.monotonic() - self._last_sent
+                if silent >= self._keep_alive:
+                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                    self._last_sent = time.monotonic()
+                    silent = 0.0
+                await asyncio.sleep(self._keep_alive - silent)
+
+        self._last_sent = time.monotonic()
+        keeper = asyncio.create_task(keep_alive(), name="sse-keep-alive") if self._keep_alive else None
+        try:
+            yield
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)

@@ -19,7 +19,7 @@ STEP_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTIONS = ("queue_full", "loading", "draining", "engine_dead", "invalid", "unauthorized")
+REJECTIONS = ("queue_full", "key_limit", "loading", "draining", "engine_dead", "invalid", "unauthorized")
 PHASES = ("schedule", "target", "draft", "verify")
 WATCHDOGS = ("near_zero", "collapsed")
 

@@ -13,7 +13,7 @@ from server.metrics.exposition import Exposition, Names
 from server.metrics.instruments import distributions, numbers
 from server.metrics.speculation import SpeculationMetrics
 
-RejectionReason = Literal["queue_full", "loading", "draining", "engine_dead", "invalid", "unauthorized"]
+RejectionReason = Literal["queue_full", "key_limit", "loading", "draining", "engine_dead", "invalid", "unauthorized"]
 
 
 class FinishedSequence(Protocol):

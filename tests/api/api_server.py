@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fake_engine import READY, VOCAB_SIZE, FakeEngine
 from fastapi import FastAPI
 from tiny_tokenizer import byte_level
 
 from server.api.app import create_app
+from server.api.connection import ConnectionLimits
 from server.api.context import AppContext, ServedModel, ServingState
 from server.api.engine_client import EngineClient
+from server.api.http_server import http_server
 from server.api.recorder import FinishedSequence
 from server.checkpoint.tokenizer import TokenizerFiles
 from server.messages import EngineReady, EngineRequest
@@ -134,18 +136,16 @@ async def serve_api(
 
 
 @contextlib.asynccontextmanager
-async def listen(api: Api) -> AsyncIterator[str]:
+async def listen(api: Api, limits: ConnectionLimits | None = None) -> AsyncIterator[str]:
     """Serve the app on a real port of this machine; yields the base URL."""
-    server = uvicorn.Server(
-        uvicorn.Config(api.app, host="127.0.0.1", port=0, log_config=None, http="httptools", ws="none")
-    )
-    task = asyncio.create_task(server.serve())
+    server = http_server(api.app, limits or ConnectionLimits())
+    listener = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve([listener]))
     try:
         async with asyncio.timeout(10):
             while not server.started:
                 await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         await task

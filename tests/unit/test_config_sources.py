@@ -81,7 +81,15 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(
         "enforce_eager": "true",
         "enable_prefix_caching": "false",
         "enable_chunked_prefill": "false",
+        "allowed_origins": "https://chat.example",
     }
+    needs = {
+        "max_inflight_per_key": "api_key",
+        "ssl_keyfile": "ssl_certfile",
+        "ssl_ca_certs": "ssl_certfile",
+    }
+    if name in needs:
+        monkeypatch.setenv("OUTRIDER_" + needs[name].upper(), "7")
     text = special.get(name, "7")
     if Settings.model_fields[name].annotation is bool:
         flags = [flag_name(name) if text == "true" else "--no-" + flag_name(name)[2:]]
@@ -102,6 +110,13 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--max-inflight-per-key", "3"], "give --api-key, too"),
+        (["--ssl-keyfile", "k.pem"], "--ssl-keyfile is of use only with --ssl-certfile"),
+        (["--ssl-ca-certs", "c.pem"], "--ssl-ca-certs is of use only with --ssl-certfile"),
+        (["--allowed-origins", "chat.example"], "such as https://chat.example"),
+        (["--allowed-origins", "https://chat.example/page"], "such as https://chat.example"),
+        (["--sse-keep-alive", "-1"], "must be greater than or equal to 0"),
+        (["--send-timeout", "0"], "must be greater than 0"),
         (["--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["--max_model_len=3"], "did you mean --max-model-len?"),
         (["--enable-prefix-cachin"], "did you mean --enable-prefix-caching?"),
