@@ -19,7 +19,7 @@ NUMBERS: dict[str, list[Any]] = {
     "top_p": [0, -1, 1.1, "1", NAN],
     "min_p": [-0.1, 1.1, "0"],
     "top_k": [-2, 1.5, "5", True, 2**63],
-    "repetition_penalty": [0, -1, 11, INF],
+    "repetition_penalty": [0, 5e-324, -1, 11, INF],
     "presence_penalty": [-2.1, 2.1, False],
     "frequency_penalty": [-2.1, 2.1, "x"],
     "n": [0, -1, 129, 10**30, 1.0, "2", True],
