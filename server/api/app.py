@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from server.api import service, tokenize
 from server.api.auth import Authentication
+from server.api.body_budget import BodyBudget
 from server.api.boundary import Boundary
 from server.api.chat import create_chat_completion
 from server.api.completions import create_completion
@@ -33,7 +34,7 @@ def create_app(context: AppContext) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        serving.executor.shutdown(wait=False, cancel_futures=True)
+        serving.close()
 
     app = FastAPI(
         title="Outrider",
@@ -43,6 +44,7 @@ def create_app(context: AppContext) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
+    app.add_middleware(BodyBudget)
     app.add_middleware(
         Authentication,
         keys=context.api_keys,

@@ -12,9 +12,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from server.api.errors import ApiError, invalid
+from server.api.large_body import NumberList, split_body
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 _LARGE_BYTES = 64 * 1024
+_IDLE_SECONDS = 30
 _SEARCH_BYTES = 1024 * 1024
 
 T = TypeVar("T")
@@ -23,15 +25,25 @@ T = TypeVar("T")
 async def read_request(request: Request, load: Callable[[bytes], T]) -> T:
     """Read the body and `load` it, in a thread when it is large.
 
-    Raises `ApiError` (413, 415, or what `load` raises) and `ClientDisconnect`.
+    Raises `ApiError` (408, 413, 415, 429, or what `load` raises) and `ClientDisconnect`.
     """
     _check_headers(request)
     body = await _read_body(request)
-    return load(body) if len(body) <= _LARGE_BYTES else await asyncio.to_thread(load, body)
+    request.state.has_large_body = len(body) > _LARGE_BYTES
+    return await asyncio.to_thread(load, body) if has_large_body(request) else load(body)
+
+
+def has_large_body(request: Request) -> bool:
+    """Whether the body that was read takes long to work on."""
+    return bool(request.state.has_large_body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object (of equal keys the last wins). Raises `ApiError` 400 that names the field where possible."""
+    lists: dict[str, NumberList] = {}
+    if len(body) > _LARGE_BYTES:
+        large = split_body(body)
+        body, lists = large.rest, large.lists
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -44,6 +56,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", code="invalid_json")
+    for name, numbers in lists.items():
+        if value[name] is None:  # else the field is there once more, and the last one counts
+            value[name] = numbers
     return value
 
 
@@ -68,7 +83,11 @@ async def _read_body(request: Request) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                message = await request.receive()
+        except TimeoutError:
+            raise ApiError(408, f"Nothing of the body came for {_IDLE_SECONDS} seconds.", code="too_slow") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")

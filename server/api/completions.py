@@ -100,7 +100,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     serving.admit(len(asked.own.prompt) * asked.sampling.n)
     codec = serving.codec
     grammar = await serving.grammars.check(grammar_of(asked.sampling))
-    sequences = await codec.run(lambda: _sequences(serving, asked, grammar, arrived))
+    sequences = await serving.work(request, lambda: _sequences(serving, asked, grammar, arrived))
     generation = serving.begin(sequences, arrived)
     style = CompletionFormat(
         AnswerHead("cmpl", model),

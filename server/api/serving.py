@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
+from starlette.requests import Request
+
+from server.api.body import has_large_body
 from server.api.context import AppContext, ServedModel
 from server.api.errors import ApiError, busy, invalid, unavailable
 from server.api.generation import Generation, SequenceState
@@ -13,7 +18,10 @@ from server.api.grammar_check import GrammarChecker
 from server.api.tokenising import TextCodec
 
 _TOKENISING_THREADS = 2
+_LARGE_THREADS = 1
 MAX_SEQUENCES_PER_REQUEST = 4096
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -22,7 +30,9 @@ class Serving:
     def __init__(self, context: AppContext) -> None:
         self.context = context
         self.grammars = GrammarChecker()
-        self.executor = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        self._executor = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        # Long texts wait for each other, and short ones never for a long one.
+        self._large_executor = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="tokenise-large")
         self._codec: tuple[ServedModel, TextCodec] | None = None
 
     @property
@@ -38,8 +48,18 @@ class Serving:
         """Its tokenizer and templates. Raises `ApiError` 503 while it loads."""
         model = self.model
         if self._codec is None or self._codec[0] is not model:
-            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size, self.executor))
+            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size))
         return self._codec[1]
+
+    async def work(self, request: Request, call: Callable[[], T]) -> T:
+        """Run a call that may block, such as a method of the codec, for a request whose body was read."""
+        executor = self._large_executor if has_large_body(request) else self._executor
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        for executor in (self._executor, self._large_executor):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def max_model_len(self) -> int:

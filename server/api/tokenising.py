@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from server.api.chat_template import ChatTemplates
 from server.api.errors import invalid
@@ -16,8 +14,6 @@ from server.checkpoint.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from server.checkpoint.tokenizer import TokenizerFiles
-
-T = TypeVar("T")
 
 _ALWAYS_SHORT = 65536
 _CHUNK = 65536
@@ -47,22 +43,17 @@ class ChatPrompt:
 class TextCodec:
     """The tokenizer, the bytes of its tokens and the chat templates of the served model.
 
-    The methods may block; call them through `run`.
+    The methods may block; call them through `Serving.work`.
     """
 
-    def __init__(self, files: TokenizerFiles, vocab_size: int, executor: Executor) -> None:
+    def __init__(self, files: TokenizerFiles, vocab_size: int) -> None:
         self.files = files
         self.vocab_size = vocab_size
         self.token_bytes = TokenBytes(files)
         self.templates = ChatTemplates(files.chat_templates, files.special_tokens)
         self._tokenizer = files.tokenizer
-        self._executor = executor
         bos = files.special_tokens.get("bos_token")
         self._bos_id: int | None = None if bos is None else files.tokenizer.token_to_id(bos)
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """Run one of the methods below in the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def encode_prompts(
         self, prompts: Sequence[PromptInput], *, add_special_tokens: bool, keep_last: int | None, max_tokens: int

@@ -26,7 +26,7 @@ async def tokenize(request: Request, serving: Serving) -> Response:
     serving.check_model_name(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("Give either prompt or messages.", param="prompt")
-    ids = await codec.run(lambda: _encode(codec, fields))
+    ids = await serving.work(request, lambda: _encode(codec, fields))
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": serving.max_model_len, "tokens": ids}
     if fields.return_token_strs:
         answer["token_strs"] = [codec.token_bytes.label(token_id) for token_id in ids]
@@ -39,7 +39,7 @@ async def detokenize(request: Request, serving: Serving) -> Response:
     fields = await read_request(request, _load_detokenize)
     serving.check_model_name(fields.model)
     tokens = codec.check_ids(fields.tokens, "tokens")
-    text = await codec.run(lambda: codec.token_bytes.decode(tokens, skip_special_tokens=False))
+    text = await serving.work(request, lambda: codec.token_bytes.decode(tokens, skip_special_tokens=False))
     return _json({"prompt": text})
 
 

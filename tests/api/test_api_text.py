@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,7 +128,7 @@ def test_a_stop_counts_only_from_min_tokens_on() -> None:
 
 
 def codec(bos: bool = True) -> TextCodec:
-    return TextCodec(byte_level(bos), 400, ThreadPoolExecutor(1))
+    return TextCodec(byte_level(bos), 400)
 
 
 def test_there_is_one_bos_even_when_the_text_brings_its_own() -> None:
