@@ -15,11 +15,11 @@ KEY = "sk-of-a-test"
 
 
 @contextlib.contextmanager
-def serve(folder: Path, *arguments: str) -> Iterator[LiveServer]:
-    """A server that is ready, and gone afterwards."""
+def serve(folder: Path, *arguments: str, wait: bool = True) -> Iterator[LiveServer]:
+    """A server, ready unless nobody waits for that; gone afterwards."""
     server = LiveServer(folder, *arguments)
     try:
-        yield server.ready()
+        yield server.ready() if wait else server
     finally:
         server.kill()
 
