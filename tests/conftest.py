@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 ROOT = Path(__file__).parent
 WHOLE = ("e2e", "ops", "spec", "gpu")
-INTERPRETED = ("attention_triton", "kernels", "moe_triton")
+INTERPRETED = ("attention_triton", "kernels", "moe_triton", "packed_linear")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

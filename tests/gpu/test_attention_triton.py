@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -51,6 +52,17 @@ def test_mixed_rows_agree_with_the_reference_and_the_definition(
     assert got.dtype == dtype
     assert_attention(got, case.expected())
     assert_attention(got, run(TorchAttention(need, LAYERS), case, unused=0.0), scale=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES[1:4], ids=str)
+def test_an_fp8_cache(geometry: Geometry, dtype: torch.dtype, seed: int) -> None:
+    fp8 = torch.float8_e4m3fn
+    case = make_case(geometry, MIXED, seed=seed, dtype=dtype, device=CUDA)
+    pasts = [(slots, k.to(fp8).to(dtype), v.to(fp8).to(dtype)) for slots, k, v in case.pasts]
+    case = dataclasses.replace(case, k=case.k.to(fp8).to(dtype), v=case.v.to(fp8).to(dtype), pasts=pasts)
+    need = geometry.need(CUDA, dtype, fp8)
+    assert_attention(run(TritonAttention(need, LAYERS), case, unused=8.0), case.expected())
 
 
 @DTYPES

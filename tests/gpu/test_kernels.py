@@ -14,7 +14,9 @@ from torch import Tensor
 
 from server.engine.moe.base import MoENeed
 from server.engine.moe.registry import MOE_BACKENDS
-from server.engine.quantization.format import UNQUANTIZED, WeightFormat
+from server.engine.quantization.format import UNQUANTIZED, QuantizedFormat, WeightFormat
+from server.engine.quantization.quantize import quantize
+from server.engine.quantization.stored import QuantizedTensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,6 +95,28 @@ def test_gated_products(rows: int, seed: int) -> None:
         got = few_rows(x, weight, None, make_counters(2000, CUDA), gated=True)
     assert got is not None
     assert_near(got, F.silu(gate) * up)
+
+
+@HALVES
+@pytest.mark.parametrize("rows", [1, 4, 5, 33, 300])
+@pytest.mark.parametrize("format", [one for one in FORMATS if one != UNQUANTIZED], ids=lambda one: one.label)
+def test_packed_linear_layers(format: QuantizedFormat, rows: int, dtype: torch.dtype, seed: int) -> None:
+    from server.engine.kernels.packed_linear import pack, packed_linear, unpackable_linear
+
+    shards = []
+    for place, outputs in enumerate((1024, 256, 256)):
+        weight = normal(seed + place, outputs, 2048, dtype=torch.float32) / 45 * (place + 1)
+        stored = QuantizedTensors.allocate(format, outputs, 2048, CUDA)
+        for name, part in quantize(weight, format).items():
+            stored.parts[name].copy_(part)
+        shards.append(stored)
+    assert unpackable_linear(shards, CUDA) is None
+    x, bias = normal(seed + 4, rows, 2048, dtype=dtype), normal(seed + 5, 1536, dtype=dtype)
+    whole = torch.cat([shard.dequantize(torch.float32) for shard in shards])
+    with memory_full_of_nan(CUDA):
+        got = packed_linear(x, pack(shards, dtype), bias)
+    # Scales of 4-bit integers are rounded to the model's dtype.
+    assert_near(got, x.double() @ whole.double().T + bias.double(), factor=2.0)
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

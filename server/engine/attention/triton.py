@@ -21,13 +21,12 @@ from server.engine.attention.triton_plan import (
     power_of_two,
     tile_shapes,
 )
-from server.engine.kernels.available import triton_problem
+from server.engine.kernels.available import fp8_problem, triton_problem
 
 MAX_HEAD_DIM = 256
 CACHE_LINE = 128
 FETCHED = 512
 """Keys that a program brings into the L2 cache while it waits for its queries."""
-FP8_SINCE = (8, 9)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -52,9 +51,9 @@ class TritonAttention:
             return Unsupported(f"queries of dtype {need.dtype} (it takes float32, float16 or bfloat16)")
         if need.kv_dtype not in KV_TYPES:
             return Unsupported(f"KV cache of dtype {need.kv_dtype} (it stores float32, float16, bfloat16 or fp8)")
-        if need.kv_dtype not in FLOATS and not _reads_fp8(need.device):
-            return Unsupported("an fp8 KV cache needs a device of compute capability 8.9 or later")
         problem = triton_problem(need.device)
+        if problem is None and need.kv_dtype not in FLOATS and need.device.type == "cuda":
+            problem = fp8_problem(need.device)
         return None if problem is None else Unsupported(problem)
 
     def __init__(self, need: AttentionNeed, num_layers: int) -> None:
@@ -254,10 +253,6 @@ class TritonAttention:
                 num_warps=2,
                 **self._runtime.launch(q.device),
             )
-
-
-def _reads_fp8(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_SINCE
 
 
 def _compute_type(need: AttentionNeed) -> object:

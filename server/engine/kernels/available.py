@@ -24,6 +24,17 @@ def triton_problem(device: torch.device) -> str | None:
     return None
 
 
+FP8_CAPABILITY = (8, 9)
+
+
+def fp8_problem(device: torch.device) -> str | None:
+    """Why a CUDA device cannot read fp8 in kernels; None when it can."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= FP8_CAPABILITY:
+        return None
+    return f"fp8 on compute capability {capability[0]}.{capability[1]} (it needs 8.9)"
+
+
 @cache
 def compiles_for(device: torch.device) -> bool:
     """Whether layers on this device should compute with compiled kernels in place of torch's operations."""

@@ -86,10 +86,11 @@ def stacks(experts: ExpertWeights | QuantizedExperts, dtype: torch.dtype) -> tup
             Stack("float", experts.w13, rows, columns, 2),
             Stack("float", experts.w2, down_rows, down_columns, 1),
         )
-    return _quantized(experts.gate_up, 2, dtype), _quantized(experts.down, 1, dtype)
+    return quantized_stack(experts.gate_up, 2, dtype), quantized_stack(experts.down, 1, dtype)
 
 
-def _quantized(stored: QuantizedTensors, halves: int, dtype: torch.dtype) -> Stack:
+def quantized_stack(stored: QuantizedTensors, halves: int, dtype: torch.dtype) -> Stack:
+    """One projection's weights, stored as [E, …], or [E, halves, …] with two halves."""
     format: QuantizedFormat = stored.format
     rows, columns, parts = stored.rows * halves, stored.columns, stored.parts
     if isinstance(format, Fp8):

@@ -97,12 +97,12 @@ def by_pairs(x: Tensor, packed: Packed, ids: Tensor, weights: Tensor, cuts: tupl
     out = torch.empty((len(x), last.rows), dtype=x.dtype, device=x.device)
     experts_matvec.gate_up_pairs[(triton.cdiv(gate_up.rows, up.outputs), pairs)](
         x,
-        *_parts(gate_up),
+        *parts(gate_up),
         ids,
         hidden,
         x.stride(0),
         TOP_K=top_k,
-        **_constants(gate_up),
+        **constants(gate_up),
         BLOCK_N=up.outputs,
         BLOCK_K=up.inputs,
         num_warps=up.warps,
@@ -110,12 +110,12 @@ def by_pairs(x: Tensor, packed: Packed, ids: Tensor, weights: Tensor, cuts: tupl
     )
     experts_matvec.down_tokens[(triton.cdiv(last.rows, down.outputs), len(x))](
         hidden,
-        *_parts(last),
+        *parts(last),
         ids,
         weights,
         out,
         TOP_K=top_k,
-        **_constants(last),
+        **constants(last),
         BLOCK_N=down.outputs,
         BLOCK_K=down.inputs,
         num_warps=down.warps,
@@ -135,11 +135,11 @@ def by_groups(x: Tensor, packed: Packed, ids: Tensor, weights: Tensor, cuts: tup
     hidden = torch.empty((pairs, gate_up.rows // 2), dtype=x.dtype, device=device)
     each = torch.empty((pairs, last.rows), dtype=x.dtype, device=device)
     out = torch.empty((len(x), last.rows), dtype=x.dtype, device=device)
-    compute = _compute_type(x.dtype)
+    compute = compute_type(x.dtype)
     for cut, stack in ((up, gate_up), (down, last)):
         grid = (triton.cdiv(stack.rows, cut.outputs), experts, cut.shares)
         options: dict[str, Any] = {
-            **_constants(stack),
+            **constants(stack),
             "BLOCK_M": cut.tokens,
             "BLOCK_N": cut.outputs,
             "BLOCK_K": cut.inputs,
@@ -151,10 +151,10 @@ def by_groups(x: Tensor, packed: Packed, ids: Tensor, weights: Tensor, cuts: tup
         }
         if stack is gate_up:
             experts_grouped.gate_up_grouped[grid](
-                x, *_parts(stack), sorted_pairs, starts, hidden, x.stride(0), TOP_K=top_k, **options
+                x, *parts(stack), sorted_pairs, starts, hidden, x.stride(0), TOP_K=top_k, **options
             )
         else:
-            experts_grouped.down_grouped[grid](hidden, *_parts(stack), sorted_pairs, starts, weights, each, **options)
+            experts_grouped.down_grouped[grid](hidden, *parts(stack), sorted_pairs, starts, weights, each, **options)
     columns = 1024
     experts_grouped.add_pairs[(len(x), triton.cdiv(last.rows, columns))](
         each, out, TOP_K=top_k, SIZE=last.rows, COLUMNS=columns, **launch(device)
@@ -179,7 +179,7 @@ def sort_pairs(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return sorted_pairs, starts
 
 
-def _parts(stack: Stack) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def parts(stack: Stack) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes, fine scales, shifts and coarse scales; a kernel that does not read one gets the codes."""
     codes = stack.codes
     return (
@@ -190,7 +190,8 @@ def _parts(stack: Stack) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _constants(stack: Stack) -> dict[str, Any]:
+def constants(stack: Stack) -> dict[str, Any]:
+    """What the kernels know of a weight when they are compiled."""
     half_blocks = 0
     if stack.block_rows:
         assert stack.fine is not None
@@ -207,7 +208,7 @@ def _constants(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _compute_type(dtype: torch.dtype) -> object:
+def compute_type(dtype: torch.dtype) -> object:
     """The type of the products' operands."""
     if dtype == torch.bfloat16 and INTERPRETED:
         return tl.float32  # the interpreter's bf16 product reads the bits as integers

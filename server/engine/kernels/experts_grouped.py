@@ -46,7 +46,7 @@ def sort_pairs(
 
 
 @triton.jit
-def _product(
+def product(
     rows_at: tl.tensor,
     in_rows: tl.tensor,
     codes: tl.tensor,
@@ -173,7 +173,7 @@ def gate_up_grouped(
         in_rows = place < end
         token = tl.load(sorted_pairs + place, mask=in_rows, other=0) // TOP_K
         rows_at = x + token.to(tl.int64) * x_stride
-        total = _product(
+        total = product(
             rows_at, in_rows, codes, fine, shifts, n, block_row,
             IN, OUT, KIND, GROUP, SHIFTED, BLOCK_M, BLOCK_N, BLOCK_K, COMPUTE,
         )  # fmt: skip
@@ -233,7 +233,7 @@ def down_grouped(
         place = start + offset + at + tl.arange(0, BLOCK_M)
         in_rows = place < end
         pair = tl.load(sorted_pairs + place, mask=in_rows, other=0).to(tl.int64)
-        total = _product(
+        total = product(
             hidden + place.to(tl.int64) * IN, in_rows, codes, fine, shifts, n, block_row,
             IN, OUT, KIND, GROUP, SHIFTED, BLOCK_M, BLOCK_N, BLOCK_K, COMPUTE,
         )  # fmt: skip

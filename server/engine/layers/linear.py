@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from server.engine.kernels.available import compiles_for
+from server.engine.kernels.expert_weights import Stack
 from server.engine.layers.activation import silu_mul
 from server.engine.layers.context import BuildContext
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
@@ -25,8 +26,8 @@ MOST_COMPILED_ROWS = 64
 class Linear(nn.Module):
     """x @ weight.T + bias, where the weight's rows are the concatenated rows of named checkpoint tensors.
 
-    Quantised weights are dequantised once, at the end of loading: every step reads a linear layer whole, so unpacking
-    it each time would cost more than the product. It then takes the memory of the model's dtype, not of its format.
+    Quantised weights stay as they are stored where kernels unpack them in registers (CUDA). Elsewhere they are
+    dequantised once, at the end of loading, and then take the memory of the model's dtype.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Linear(nn.Module):
             self.weight = context.parameter(rows, in_features)
         self.bias = context.parameter(rows) if bias else None
         self.packed: Tensor | None = None
+        self.stack: Stack | None = None
         self.counters: Tensor | None = None
         if compiles_for(context.device):
             from server.engine.kernels.linear import make_counters
@@ -75,6 +77,10 @@ class Linear(nn.Module):
         if self.packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
             return product
+        if self.stack is not None:
+            from server.engine.kernels.packed_linear import packed_linear
+
+            return packed_linear(x, self.stack, self.bias)
         assert self.weight is not None
         return linear(x, self.weight, self.bias, self.counters)
 
@@ -98,7 +104,9 @@ class Linear(nn.Module):
         return targets
 
     def finish_loading(self) -> None:
-        """Dequantise; on a CPU with bf16 instructions, keep the weight in oneDNN's layout in place of the plain one.
+        """Bring quantised weights into the kernels' layout, or dequantise them.
+
+        On a CPU with bf16 instructions, keep the weight in oneDNN's layout in place of the plain one.
 
         In that layout, decode steps (up to some hundred rows) take 60 to 80 % of the time; long ones are even.
 
@@ -106,7 +114,9 @@ class Linear(nn.Module):
             UserError: quantised tensors contradict each other, or stand for numbers beyond the model's dtype.
         """
         if self.quantized:
-            self.weight = self._dequantize()
+            self.stack = self._pack()
+            if self.stack is None:
+                self.weight = self._dequantize()
             self.quantized = {}
         weight = self.weight
         if weight is None or weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
@@ -114,6 +124,19 @@ class Linear(nn.Module):
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
+
+    def _pack(self) -> Stack | None:
+        """The weights as kernels read them; None where no kernel does."""
+        if self.counters is None or self.context.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        from server.engine.kernels.packed_linear import pack, unpackable_linear
+
+        shards = list(self.quantized.values())
+        if unpackable_linear(shards, self.context.device) is not None:
+            return None
+        for name, stored in self.quantized.items():
+            stored.check(f"{self.context.prefix}{name}")
+        return pack(shards, self.context.dtype)
 
     def _dequantize(self) -> nn.Parameter:
         columns = next(iter(self.quantized.values())).columns

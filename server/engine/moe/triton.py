@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from server.engine.attention.base import Unsupported
-from server.engine.kernels.available import triton_problem
+from server.engine.kernels.available import fp8_problem, triton_problem
 from server.engine.kernels.expert_weights import unpackable
 from server.engine.moe.base import ExpertWeights, MoENeed, PackedExperts, QuantizedExperts
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FAMILIES = ("none", "fp8")
-FP8_CAPABILITY = (8, 9)
 
 
 def kernels_problem(need: MoENeed) -> str | None:
@@ -41,9 +40,7 @@ class TritonMoE:
             return Unsupported(f"experts stored as {need.weights.label} (it takes unquantised and fp8 ones)")
         problem = kernels_problem(need)
         if problem is None and need.weights.family == "fp8" and need.device.type == "cuda":
-            capability = torch.cuda.get_device_capability(need.device)
-            if capability < FP8_CAPABILITY:
-                problem = f"fp8 on compute capability {capability[0]}.{capability[1]} (it needs 8.9)"
+            problem = fp8_problem(need.device)
         return None if problem is None else Unsupported(problem)
 
     def __init__(self, need: MoENeed) -> None:

@@ -7,8 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from server.engine.attention.base import Unsupported
+from server.engine.kernels.available import fp8_problem
 from server.engine.moe.base import ExpertWeights, MoENeed, PackedExperts, QuantizedExperts
-from server.engine.moe.triton import FP8_CAPABILITY, kernels_problem
+from server.engine.moe.triton import kernels_problem
 
 
 class TritonW4A16MoE:
@@ -26,11 +27,7 @@ class TritonW4A16MoE:
             return Unsupported(f"experts stored as {need.weights.label} (it takes 4-bit ones only, nvfp4 and int4)")
         problem = kernels_problem(need)
         if problem is None and need.weights.family == "nvfp4" and need.device.type == "cuda":
-            import torch
-
-            capability = torch.cuda.get_device_capability(need.device)
-            if capability < FP8_CAPABILITY:
-                problem = f"nvfp4 on compute capability {capability[0]}.{capability[1]} (it needs 8.9)"
+            problem = fp8_problem(need.device)  # of its scales
         return None if problem is None else Unsupported(problem)
 
     def __init__(self, need: MoENeed) -> None:
