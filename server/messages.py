@@ -161,6 +161,13 @@ class Progress(Struct, frozen=True, tag="progress"):
     total: int
 
 
+class RejectedChoice(Struct, frozen=True):
+    """What could not serve for a component, and why."""
+
+    name: str
+    reason: str
+
+
 class ResolvedRow(Struct, frozen=True):
     """One line of the table of what was asked for and what the built layers hold."""
 
@@ -172,6 +179,7 @@ class ResolvedRow(Struct, frozen=True):
     resolved: str
     source: Literal["explicit", "inherited", "auto"]
     why: str = ""
+    rejected: list[RejectedChoice] = []
 
 
 class KVGroup(Struct, frozen=True):

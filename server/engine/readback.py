@@ -11,7 +11,7 @@ from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.runner import ModelRunner
 from server.errors import UserError
-from server.messages import LoadedModel, ResolvedRow
+from server.messages import LoadedModel, RejectedChoice, ResolvedRow
 
 
 def read_back(
@@ -47,7 +47,8 @@ def read_back(
         if built != set(row.resolved.split("+")):
             raise _fault(f"{row.role}: {row.component} was planned as {row.resolved}", built)
         resolved = "+".join(sorted(built))
-        rows.append(ResolvedRow(row.role, row.component, row.requested, resolved, row.source, row.why))
+        rejected = [RejectedChoice(name, reason) for name, reason in row.rejected]
+        rows.append(ResolvedRow(row.role, row.component, row.requested, resolved, row.source, row.why, rejected))
     if experts and all(row.component != "moe" for row in rows):
         raise _fault(f"{setup.role}: no experts were planned", held["moe"])
     config = setup.config
