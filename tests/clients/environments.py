@@ -49,7 +49,7 @@ def run(*command: str | Path, seconds: float = 240, **environment: str) -> str:
     return done.stdout
 
 
-def run_tests(name: str, file: str, url: str) -> str:
+def run_tests(name: str, file: str, url: str, **environment: str) -> str:
     """Run the tests of inside/FILE with the pytest of the environment NAME against the server at `url`."""
-    plain = ("-c", os.devnull, "--rootdir", HERE, "--noconftest", "-p", "no:cacheprovider", "-q")
-    return run(interpreter(name), "-m", "pytest", *plain, HERE / "inside" / file, SERVER_URL=url)
+    plain = ("-c", os.devnull, "--rootdir", HERE, "--noconftest", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto")
+    return run(interpreter(name), "-m", "pytest", "-q", *plain, HERE / "inside" / file, SERVER_URL=url, **environment)

@@ -1,0 +1,61 @@
+"""LangChain's chat model and completion model for OpenAI's API, against the server at SERVER_URL."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI, OpenAI
+
+GREEDY: dict[str, Any] = {
+    "model": "tiny",
+    "base_url": os.environ["SERVER_URL"] + "/v1",
+    "api_key": "none",
+    "max_retries": 0,
+    "temperature": 0,
+    "max_tokens": 32,
+}
+TALK = [SystemMessage("Be brief."), HumanMessage("Hi"), AIMessage("Hello."), HumanMessage("Where is 漢字?")]
+
+
+def test_a_streamed_chat_is_the_whole_one() -> None:
+    chat = ChatOpenAI(**GREEDY, stream_usage=True)
+    whole = chat.invoke(TALK)
+    assert whole.content and whole.usage_metadata is not None
+    pieces = list(chat.stream(TALK))
+    assert "".join(str(piece.content) for piece in pieces) == whole.content
+    usages = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
+    assert usages[-1]["output_tokens"] == whole.usage_metadata["output_tokens"]
+
+
+async def test_a_chain_and_a_batch() -> None:
+    chain = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "{question}")]) | ChatOpenAI(**GREEDY)
+    questions = [{"question": name} for name in ("Who?", "Where?", "Why?")]
+    batch = await chain.abatch(questions)
+    assert [answer.content for answer in batch] == [(await chain.ainvoke(each)).content for each in questions]
+
+
+def test_logprobs_and_counting() -> None:
+    answer = ChatOpenAI(**GREEDY, logprobs=True, top_logprobs=2, seed=3, n=1).invoke(TALK)
+    content = answer.response_metadata["logprobs"]["content"]
+    assert len(content) == answer.response_metadata["token_usage"]["completion_tokens"]
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+
+
+def test_completions_which_it_sends_as_a_list_with_explicit_nulls() -> None:
+    model = OpenAI(**GREEDY)
+    assert "".join(model.stream("Sam has 12")) == model.invoke("Sam has 12")
+    made = model.generate(["Hi", "Sam has 12"])
+    assert len(made.generations) == 2
+    assert made.llm_output is not None and made.llm_output["token_usage"]["completion_tokens"] > 0
+
+
+def test_errors_are_those_of_the_openai_client() -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        ChatOpenAI(**{**GREEDY, "temperature": 3}).invoke(TALK)
+    with pytest.raises(openai.NotFoundError):
+        ChatOpenAI(**{**GREEDY, "model": "other"}).invoke(TALK)
