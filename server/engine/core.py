@@ -6,11 +6,13 @@ import logging
 import time
 
 from server.engine.executor import DEVICE_LOST, PhaseSeconds, StepExecutor
+from server.engine.grammar_compile import GrammarCompiler
 from server.engine.link import Link
 from server.engine.models.draft import TargetHidden
 from server.engine.pipeline import Pipeline
 from server.engine.request import Request
 from server.engine.run_ahead import RunAhead
+from server.engine.sampling.grammar import GrammarError, GrammarState
 from server.engine.sampling.request import RequestSampling
 from server.engine.scheduler import Scheduler
 from server.engine.step import BlockCopy, StepPlan
@@ -20,6 +22,8 @@ from server.spec.speculator import Speculator
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+_COMPILING_SECONDS = 0.002
+"""How long to wait for messages where nothing but grammars is under way."""
 STEP_FAILED = "The engine failed on a step with this request; its log says why."
 
 
@@ -32,6 +36,7 @@ class EngineCore:
         scheduler: Scheduler,
         executor: StepExecutor,
         speculator: Speculator | None,
+        grammars: GrammarCompiler,
         vocab_size: int,
         sampled_vocab_size: int,
         max_model_len: int,
@@ -44,6 +49,7 @@ class EngineCore:
             scheduler: owns the requests.
             executor: runs the target.
             speculator: drafts, or None.
+            grammars: compiles what requests bind their answers to.
             vocab_size: ids that the model embeds.
             sampled_vocab_size: ids that the tokenizer knows; the rest of the embedding is padding.
             max_model_len: tokens of the longest sequence.
@@ -53,6 +59,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._executor = executor
         self._speculator = speculator
+        self._grammars = grammars
         self._vocab_size = vocab_size
         self._sampled_vocab_size = sampled_vocab_size
         self._max_model_len = max_model_len
@@ -103,17 +110,26 @@ class EngineCore:
                 self._speculator.copy_blocks(copies)
 
     def _take_messages(self, outputs: list[RequestOutput]) -> bool:
-        idle = self._scheduler.running == self._scheduler.waiting == 0
-        # About to wait: whatever was checked is still so, and whatever was not is checked after this round.
-        for message in self._link.receive(HEARTBEAT_SECONDS if idle and self._checked else 0):
+        wait = 0.0
+        if self._scheduler.running == self._scheduler.waiting == 0 and self._checked:
+            # Whatever was checked is still so, and whatever was not is checked after this round.
+            wait = _COMPILING_SECONDS if self._grammars.waiting else HEARTBEAT_SECONDS
+        for message in self._link.receive(wait):
             self._checked = False
             match message:
                 case EngineRequest():
                     self._add(message, outputs)
                 case Abort(request_ids):
+                    self._grammars.abort(request_ids)
                     self._scheduler.abort(request_ids)
                 case Shutdown():
                     return False
+        for source, compiled in self._grammars.take_ready():
+            self._checked = False
+            if isinstance(compiled, GrammarError):
+                outputs.append(_refusal(source, str(compiled)))
+            else:
+                self._enter(source, compiled.start(source.params.stop_token_ids), outputs)
         return True
 
     def _add(self, source: EngineRequest, outputs: list[RequestOutput]) -> None:
@@ -121,18 +137,23 @@ class EngineCore:
         # The API process has validated the request; the engine still lets none end the process.
         if not prompt or len(prompt) > self._max_model_len:
             problem = f"a prompt has 1 to {self._max_model_len} tokens, this one has {len(prompt)}"
+            outputs.append(_refusal(source, problem))
         elif not 0 <= min(prompt) <= max(prompt) < self._vocab_size:
-            problem = f"token ids run from 0 to {self._vocab_size - 1}"
+            outputs.append(_refusal(source, f"token ids run from 0 to {self._vocab_size - 1}"))
+        elif source.params.grammar is not None:
+            self._grammars.add(source, source.params.grammar)
         else:
-            try:
-                sampling = RequestSampling(source.params, prompt, self._sampled_vocab_size)
-            except ValueError as error:
-                problem = str(error)
-            else:
-                limit = min(len(prompt) + source.params.max_tokens, self._max_model_len)
-                self._scheduler.add(Request(source, sampling, limit, list(prompt)))
-                return
-        outputs.append(RequestOutput(source.request_id, [], finish_reason="error", error=problem))
+            self._enter(source, None, outputs)
+
+    def _enter(self, source: EngineRequest, grammar: GrammarState | None, outputs: list[RequestOutput]) -> None:
+        prompt = source.prompt_token_ids
+        try:
+            sampling = RequestSampling(source.params, prompt, self._sampled_vocab_size, grammar)
+        except ValueError as error:
+            outputs.append(_refusal(source, str(error)))
+            return
+        limit = min(len(prompt) + source.params.max_tokens, self._max_model_len)
+        self._scheduler.add(Request(source, sampling, limit, list(prompt)))
 
     def _step(self, plan: StepPlan, outputs: list[RequestOutput]) -> TargetHidden | None:
         """Run and commit a step; None when it failed, which ends its requests and no others."""
@@ -172,7 +193,7 @@ class EngineCore:
         kv = self._scheduler.kv
         return EngineStats(
             running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
+            waiting=self._scheduler.waiting + self._grammars.waiting,
             kv_usage=kv.pool.usage,
             preemptions=self._scheduler.preemptions,
             prefix_queries=kv.queries,
@@ -181,3 +202,7 @@ class EngineCore:
             phase_seconds=phases,
             drafts=self._speculator.counts() if self._speculator is not None else DraftCounts(),
         )
+
+
+def _refusal(source: EngineRequest, problem: str) -> RequestOutput:
+    return RequestOutput(source.request_id, [], finish_reason="error", error=problem)

@@ -14,6 +14,7 @@ from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Draft
 from server.engine.runner import ModelRunner
+from server.engine.sampling.grammar import GrammarError, Mask
 from server.engine.sampling.logprobs import token_logprobs
 from server.engine.sampling.request import SampleRow
 from server.engine.sampling.sampler import Sampler, target_probabilities
@@ -71,8 +72,10 @@ class StepExecutor:
             self.runner.copy_blocks(plan.copies)
         batch = self.runner.batch([Span(row.request.blocks, row.start, row.token_ids) for row in plan.rows])
         hidden = self._forward(batch, {row.count for row in plan.rows})
+        # Before the first look at what a GPU made: grammars are followed while it works.
+        positions = [_positions(row) for row in plan.rows]
         forwarded = time.perf_counter()
-        rows = self._results(plan.rows, batch.step.query_start, hidden.final)
+        rows = self._results(plan.rows, positions, batch.step.query_start, hidden.final)
         phase_seconds.setdefault("target", []).append(forwarded - started)
         phase_seconds.setdefault("verify", []).append(time.perf_counter() - forwarded)
         return StepResult(rows, hidden)
@@ -86,9 +89,11 @@ class StepExecutor:
         hidden: TargetHidden = self.runner.model(batch.input_ids, batch.positions, plan)
         return hidden
 
-    def _results(self, rows: Sequence[StepRow], query_start: list[int], hidden: Tensor) -> list[RowResult]:
+    def _results(
+        self, rows: Sequence[StepRow], positions: Sequence[_Positions], query_start: list[int], hidden: Tensor
+    ) -> list[RowResult]:
         broken = _broken(query_start, hidden)
-        wanted = [[] if i in broken else self._sample_rows(row) for i, row in enumerate(rows)]
+        wanted = [[] if i in broken else own.rows for i, own in enumerate(positions)]
         # Logits only for the tokens that need them: the last of each sequence, and its drafts.
         indices = [query_start[i + 1] - len(own) + j for i, own in enumerate(wanted) for j in range(len(own))]
         logits = hidden.new_empty(0, 0)
@@ -108,8 +113,11 @@ class StepExecutor:
                 results.append(RowResult(broken=True))
                 continue
             prompt = self._prompt_logprobs(row, hidden[query_start[i] : query_start[i + 1]])
+            stuck = positions[i].stuck if len(emitted) > positions[i].free else None
+            if stuck is not None:
+                emitted = emitted[: positions[i].free]
             scores = _rescored(row, emitted, logits[at:to], sampled[at:to], logprobs[at:to])
-            results.append(RowResult(tuple(emitted), scores, prompt))
+            results.append(RowResult(tuple(emitted), scores, prompt, stuck=stuck))
             at = to
         return results
 
@@ -141,14 +149,6 @@ class StepExecutor:
                 gained[i] = tokens
         return gained
 
-    def _sample_rows(self, row: StepRow) -> list[SampleRow]:
-        if not row.samples:
-            return []
-        request = row.request
-        return [
-            SampleRow(request.sampling, request.output, row.drafts[:assumed]) for assumed in range(len(row.drafts) + 1)
-        ]
-
     def _prompt_logprobs(self, row: StepRow, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
         """Of the prompt tokens row.start + 1 … row.end, which these hidden states predict."""
         request = row.request
@@ -162,6 +162,39 @@ class StepExecutor:
             piece = targets[at : at + 256]
             found += token_logprobs(self.runner.model.logits(hidden[at : at + len(piece)]), piece, top)
         return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Where a step row samples."""
+
+    rows: list[SampleRow]
+    """After none of its drafts, after the first, and so on."""
+    free: int
+    """Leading ones that have a token to choose."""
+    stuck: str | None = None
+    """Why the one after those has none."""
+
+
+def _positions(row: StepRow) -> _Positions:
+    if not row.samples:
+        return _Positions([], 0)
+    sampling, output = row.request.sampling, row.request.output
+    drafts = [row.drafts[:assumed] for assumed in range(len(row.drafts) + 1)]
+    if sampling.grammar is None:
+        return _Positions([SampleRow(sampling, output, draft) for draft in drafts], len(drafts))
+    masks: list[Mask | None] = []
+    stuck = None
+    for draft in drafts:
+        try:
+            masks.append(sampling.mask(output, draft))
+        except GrammarError as error:
+            stuck = str(error)
+            break
+    # What is sampled where the grammar is stuck counts for nothing.
+    padded = [*masks, *[None] * (len(drafts) - len(masks))]
+    rows = [SampleRow(sampling, output, draft, mask) for draft, mask in zip(drafts, padded, strict=True)]
+    return _Positions(rows, len(masks), stuck)
 
 
 def _broken(query_start: list[int], hidden: Tensor) -> set[int]:

@@ -298,10 +298,19 @@ class Scheduler:
             if token_id in params.stop_token_ids and len(request.output) >= params.min_tokens:
                 finish, stop_token_id = "stop", token_id
                 break
+            grammar = request.sampling.grammar
+            if grammar is not None and grammar.ended(request.output):
+                # Whatever min_tokens says: the grammar leaves nothing to add.
+                finish = "stop"
+                stop_token_id = token_id if token_id in grammar.end_ids else None
+                break
             if len(request.tokens) >= request.max_len:
                 break
         if finish is None and len(request.tokens) >= request.max_len:
             finish = "length"
+        error = result.stuck if finish is None else None
+        if error is not None:
+            finish = "error"
         first = not request.started
         request.started = True
         prompt_logprobs = None
@@ -322,6 +331,7 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish,
             stop_token_id=stop_token_id,
+            error=error,
             cached_tokens=(request.cached_tokens or 0) if first else 0,
             first_scheduled=request.first_scheduled if first else 0.0,
             drafted=counted,

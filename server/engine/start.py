@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from server.checkpoint.tokenizer import load_tokenizer
+from server.checkpoint.tokenizer import TokenizerFiles, load_tokenizer
 from server.config import Settings
 from server.engine.core import EngineCore
 from server.engine.execution import ExecutionNeed, graph_bytes, make_execution
 from server.engine.executor import StepExecutor
+from server.engine.grammar_compile import GrammarCompiler
+from server.engine.grammar_vocabulary import grammar_vocabulary
 from server.engine.kv.cache import KVCache
 from server.engine.kv.sizing import KVBudget, num_kv_blocks
 from server.engine.link import Link
@@ -110,6 +112,7 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
         Scheduler(limits, kv),
         executor,
         built.draft.speculator if built.draft else None,
+        GrammarCompiler(lambda: grammar_vocabulary(_tokenizer(settings, plan), sampled_vocab_size)),
         plan.target.layers.vocab_size,
         sampled_vocab_size,
         max_model_len,
@@ -154,13 +157,17 @@ def build(plan: EnginePlan, link: Link) -> Built:
 
 def _sampled_vocab_size(settings: Settings, plan: EnginePlan) -> int:
     """Ids that may be sampled: an embedding's padding rows mean nothing, and random weights would choose them."""
-    folder = Path(settings.download_dir) if settings.download_dir else None
     try:
-        files = load_tokenizer(plan.target.checkpoint, settings.tokenizer, download_dir=folder)
+        files = _tokenizer(settings, plan)
     except UserError:
         return plan.target.layers.vocab_size  # the API process says what is wrong with the tokenizer
     known = max(files.tokenizer.get_vocab().values(), default=-1) + 1
     return min(plan.target.layers.vocab_size, known)
+
+
+def _tokenizer(settings: Settings, plan: EnginePlan) -> TokenizerFiles:
+    folder = Path(settings.download_dir) if settings.download_dir else None
+    return load_tokenizer(plan.target.checkpoint, settings.tokenizer, download_dir=folder)
 
 
 def _speculative(draft: DraftPlan | None) -> SpeculativeInfo | None:

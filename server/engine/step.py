@@ -71,11 +71,13 @@ class RowResult:
     """Of the prompt tokens that this chunk's logits predict."""
     broken: bool = False
     """Whether the model made NaN or infinity of the row; then nothing else counts."""
+    stuck: str | None = None
+    """Why no token can follow `token_ids`, which are accepted drafts then; the sequence ends with this error."""
 
     @property
     def accepted(self) -> int:
         """Leading drafts that the target confirmed."""
-        return max(0, len(self.token_ids) - 1)
+        return len(self.token_ids) if self.stuck is not None else max(0, len(self.token_ids) - 1)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from llguidance import LLMatcher, LLParserLimits
 
 from server.messages import Grammar
@@ -13,7 +11,7 @@ def source_text(grammar: Grammar) -> str:
     """What `LLMatcher` takes."""
     match grammar.kind:
         case "json_schema":
-            return json.dumps({"grammars": [{"json_schema": json.loads(grammar.text)}]})
+            return LLMatcher.grammar_from_json_schema(grammar.text)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

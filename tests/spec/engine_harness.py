@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from server.checkpoint.tokenizer import load_tokenizer
 from server.config import Settings
 from server.engine.executor import StepExecutor
+from server.engine.grammar_compile import compile_grammar
+from server.engine.grammar_vocabulary import GrammarVocabulary, grammar_vocabulary
 from server.engine.kv.cache import KVCache
 from server.engine.plan import EnginePlan, make_plan
 from server.engine.request import Request
@@ -48,9 +52,16 @@ class Harness:
         sampling = SamplingParams(**params)
         source = EngineRequest(request_id, list(prompt), sampling, arrived=float(request_id), **options)
         limit = min(self.plan.max_model_len, self.scheduler.kv.capacity)
-        state = RequestSampling(sampling, prompt, self.plan.target.layers.vocab_size)
+        grammar = None
+        if sampling.grammar is not None:
+            grammar = compile_grammar(sampling.grammar, self.vocabulary).start(sampling.stop_token_ids)
+        state = RequestSampling(sampling, prompt, self.plan.target.layers.vocab_size, grammar)
         self.scheduler.add(Request(source, state, min(len(prompt) + sampling.max_tokens, limit), list(prompt)))
         return request_id
+
+    @cached_property
+    def vocabulary(self) -> GrammarVocabulary:
+        return grammar_vocabulary(load_tokenizer(self.plan.target.checkpoint), self.plan.target.layers.vocab_size)
 
     def step(self) -> bool:
         """One step as the engine's loop does it; False when there was nothing to do."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from server.engine.core import EngineCore
+from server.engine.grammar_compile import GrammarCompiler
 from server.messages import EngineOutputs, EngineRequest, RequestOutput, SamplingParams, Shutdown
 from tests.spec.engine_harness import make_engine
 from tests.spec.tiny_models import changed_copy, self_draft, write_llama
@@ -68,7 +69,9 @@ def test_the_next_owner_of_a_block_reads_nothing_of_an_overflow(target: Path, dr
     prompts = {1: good, 2: [POISON] * 40, 3: good}
     inbox = Inbox([EngineRequest(i, prompt, params, arrived=float(i)) for i, prompt in prompts.items()])
     speculator = engine.built.draft.speculator if engine.built.draft else None
-    core = EngineCore(inbox, engine.scheduler, engine.executor, speculator, 260, 260, 64)
+    core = EngineCore(
+        inbox, engine.scheduler, engine.executor, speculator, GrammarCompiler(lambda: engine.vocabulary), 260, 260, 64
+    )
     with torch.inference_mode():
         core.run()
     (broken,) = inbox.outputs[2]

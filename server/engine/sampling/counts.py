@@ -49,7 +49,7 @@ class TokenCounts:
     def follow(self, output: Sequence[int], draft: Sequence[int] = ()) -> Occurrences:
         """Count exactly `output` followed by `draft`; the latter is expected to change at the next call."""
         self._shrink(self._committed)
-        self._shrink(_common_prefix(self._counted, output))
+        self._shrink(common_prefix(self._counted, output))
         self._extend(output[len(self._counted) :])
         self._committed = len(self._counted)
         self._extend(draft)
@@ -78,7 +78,7 @@ class TokenCounts:
             self._generated[slot] += 1
 
 
-def _common_prefix(counted: list[int], output: Sequence[int]) -> int:
+def common_prefix(counted: list[int], output: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     shorter = min(len(counted), len(output))
     for start in range(0, shorter, _COMPARE):

@@ -1,4 +1,4 @@
-"""Everything that changes logits before temperature: whitelist, bans, bias and penalties.
+"""Everything that changes logits before temperature: grammar, whitelist, bans, bias and penalties.
 
 Each touches only the entries that it names, for all rows of a batch at once. Constants are written by `index_fill_`:
 an assignment `x[entries] = constant` would make the host wait for a GPU.
@@ -26,14 +26,40 @@ def apply_processors(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         logits: [R, V], fp32, contiguous.
         rows: R rows; ids in them are below V.
     """
+    _keep_grammatical(logits, rows)
     _keep_allowed(logits, rows)
     _ban(logits, rows)
     _add_bias(logits, rows)
     _penalise(logits, rows)
 
 
+def _keep_grammatical(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Grammars, and whatever else forbids tokens in their rows."""
+    masked = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
+    if not masked:
+        return
+    forbidden = _forbidden(np.stack([mask for _, mask in masked]).view(np.uint8), logits.shape[1], logits.device)
+    if len(masked) == len(rows):
+        logits.masked_fill_(forbidden, _NEVER)
+    else:
+        indices = to_device(np.array([index for index, _ in masked]), logits.device)
+        logits.index_copy_(0, indices, logits[indices].masked_fill_(forbidden, _NEVER))
+
+
+def _forbidden(masks: npt.NDArray[np.uint8], vocab_size: int, device: torch.device) -> Tensor:
+    """Bits of `masks` [R, B], low ones first, that are not set: bool [R, V] on the device."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(~masks, axis=1, count=vocab_size, bitorder="little").view(np.bool_))
+    bits = to_device(np.array([1 << bit for bit in range(8)], dtype=np.uint8), device)
+    return ((to_device(masks, device)[:, :, None] & bits) == 0).flatten(1)[:, :vocab_size]
+
+
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    limited = [(index, row.request.allowed) for index, row in enumerate(rows) if row.request.allowed is not None]
+    limited = [
+        (index, row.request.allowed)
+        for index, row in enumerate(rows)
+        if row.mask is None and row.request.allowed is not None
+    ]
     if not limited:
         return
     entries = _entries(logits, limited)
@@ -47,7 +73,7 @@ def _ban(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     banned = (
         (index, np.array(list(ids), dtype=np.int64))
         for index, row in enumerate(rows)
-        if (ids := row.request.banned(row.output, row.draft))
+        if row.mask is None and (ids := row.request.banned(row.output, row.draft))
     )
     entries = _entries(logits, banned)
     if len(entries):

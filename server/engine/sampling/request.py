@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.sampling.counts import Occurrences, TokenCounts
+from server.engine.sampling.grammar import GrammarError, GrammarState, Mask, mask_of, remove
 from server.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -23,13 +24,20 @@ class RequestSampling:
     Ids outside the vocabulary are left aside: a model's EOS ids may hold some that its embedding lacks.
     """
 
-    def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        vocab_size: int,
+        grammar: GrammarState | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             params: validated parameters.
             prompt_token_ids: the prompt, for the repetition penalty.
             vocab_size: ids below it can be sampled.
+            grammar: where the request stands in its grammar, if it has one.
 
         Raises:
             ValueError: `allowed_token_ids` holds no id of the vocabulary.
@@ -56,7 +64,14 @@ class RequestSampling:
         repeats = params.repetition_penalty != 1
         if repeats or params.presence_penalty or params.frequency_penalty:
             self._counts = TokenCounts(_distinct(prompt_token_ids if repeats else (), vocab_size), vocab_size)
-        self._always_edited = bool(self.allowed is not None or added or self._banned or self._phrases or self._counts)
+        self.grammar = grammar
+        self._unbanned: Mask | None = None
+        if grammar is not None and (self.allowed is not None or self._banned):
+            choices = np.arange(vocab_size) if self.allowed is None else self.allowed
+            self._unbanned = mask_of(choices[~np.isin(choices, list(self._banned))], vocab_size)
+        self._always_edited = bool(
+            self.allowed is not None or added or self._banned or self._phrases or self._counts or grammar
+        )
 
     @property
     def penalised(self) -> bool:
@@ -74,17 +89,46 @@ class RequestSampling:
         nothing is banned: a contradiction must not become an impossible distribution.
         """
         position = len(output) + len(draft)
-        banned = self._banned
+        banned = self._banned | self._phrase_ends(output, draft)
         if position < self._stops_banned_until:
             banned = banned | self._stops
-        if self._phrases:
-            longest = max(map(len, self._phrases)) - 1
-            tail = (*output[max(0, len(output) - longest) :], *draft)
-            banned = banned | {word[-1] for word in self._phrases if tail[-len(word) + 1 :] == word[:-1]}
         choices = self.vocab_size if self.allowed is None else len(self.allowed)
         if len(banned) >= choices and (self.allowed is None or banned.issuperset(self.allowed.tolist())):
             return frozenset()
         return banned
+
+    def mask(self, output: Sequence[int], draft: Sequence[int] = ()) -> Mask | None:
+        """Ids that may follow `output` and `draft`: what the grammar and every ban leave; None without a grammar.
+
+        Where nothing but a stop id is left below `min_tokens`, it may come: the grammar's end is the answer's end.
+
+        Raises:
+            GrammarError: nothing is left.
+        """
+        if self.grammar is None:
+            return None
+        words = self.grammar.mask(output, draft)
+        if self._unbanned is not None:
+            words &= self._unbanned
+        remove(words, self._phrase_ends(output, draft))
+        if len(output) + len(draft) < self._stops_banned_until:
+            lenient = words.copy()
+            remove(words, self._stops)
+            words = words if words.any() else lenient
+        if not words.any():
+            raise GrammarError(
+                "No token is left to choose: the grammar of this request forbids every one that allowed_token_ids, "
+                "logit_bias, bad_words and ignore_eos allow."
+            )
+        return words
+
+    def _phrase_ends(self, output: Sequence[int], draft: Sequence[int]) -> frozenset[int]:
+        """Last tokens of the `bad_words` of several tokens whose others were just generated."""
+        if not self._phrases:
+            return frozenset()
+        longest = max(map(len, self._phrases)) - 1
+        tail = (*output[max(0, len(output) - longest) :], *draft)
+        return frozenset(word[-1] for word in self._phrases if tail[-len(word) + 1 :] == word[:-1])
 
     def occurrences(self, output: Sequence[int], draft: Sequence[int] = ()) -> Occurrences:
         """Token counts after exactly `output` and `draft`; only for a penalised request."""
@@ -101,6 +145,8 @@ class SampleRow:
     output: Sequence[int]
     draft: Sequence[int] = ()
     """Tokens assumed after `output`, not yet certain. The same as appending them to `output`, without the copy."""
+    mask: Mask | None = None
+    """What the request's own `mask` says of this position; it stands for all bans."""
 
     @property
     def position(self) -> int:
