@@ -19,11 +19,14 @@ from server.api.chat import create_chat_completion
 from server.api.completions import create_completion
 from server.api.context import AppContext
 from server.api.errors import ApiError
-from server.api.openapi import errors, json_body
+from server.api.openapi import Responses, answer, errors, json_body, say_who_may_enter, schema_of, text_answer
+from server.api.page import page_response
+from server.api.responses import ChatBody, ChatChoice, CompletionBody
 from server.api.schemas.chat import ChatFields
 from server.api.schemas.completion import CompletionFields
 from server.api.schemas.sampling import DeliveryFields, SamplingFields
 from server.api.schemas.tokenize import DetokenizeFields, TokenizeFields
+from server.api.service_bodies import DetokenizeBody, ModelBody, ModelListBody, StatusBody, TokenizeBody, VersionBody
 from server.api.serving import Serving
 
 
@@ -39,7 +42,7 @@ def create_app(context: AppContext) -> FastAPI:
     app = FastAPI(
         title="Outrider",
         version=context.version,
-        docs_url=None,  # FastAPI's page loads its scripts from the internet
+        docs_url=None,  # FastAPI's page loads its scripts from the internet; ours is below
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
@@ -66,6 +69,8 @@ def create_app(context: AppContext) -> FastAPI:
     _add_tokenising(app, serving)
     _add_models(app, serving)
     _add_service(app, serving)
+    if context.api_keys:
+        say_who_may_enter(app.openapi())
     return app
 
 
@@ -90,52 +95,89 @@ def _add_error_answers(app: FastAPI, context: AppContext) -> None:
 
 
 def _add_generation(app: FastAPI, serving: Serving) -> None:
-    refusals = errors(400, 401, 404, 413, 415, 429, 500, 503)
+    refusals = errors(400, 401, 404, 408, 413, 415, 429, 500, 503)
 
     @app.post(
         "/v1/completions",
+        summary="Continue a text",
         response_class=Response,
-        responses=refusals,
-        openapi_extra=json_body(CompletionFields, SamplingFields, DeliveryFields),
+        responses=answer("The continuations.", CompletionBody, chunk=CompletionBody) | refusals,
+        openapi_extra=json_body(
+            CompletionFields,
+            SamplingFields,
+            DeliveryFields,
+            example={"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
+        ),
     )
     async def completions(request: Request) -> Response:
         return await create_completion(request, serving)
 
+    whole = schema_of(ChatBody, choices={"type": "array", "items": schema_of(ChatChoice)})
+
     @app.post(
         "/v1/chat/completions",
+        summary="Answer a conversation",
         response_class=Response,
-        responses=refusals,
-        openapi_extra=json_body(ChatFields, SamplingFields, DeliveryFields),
+        responses=answer("The answers.", whole, chunk=ChatBody) | refusals,
+        openapi_extra=json_body(
+            ChatFields,
+            SamplingFields,
+            DeliveryFields,
+            example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": True},
+        ),
     )
     async def chat_completions(request: Request) -> Response:
         return await create_chat_completion(request, serving)
 
 
 def _add_tokenising(app: FastAPI, serving: Serving) -> None:
-    refusals = errors(400, 401, 404, 413, 415, 503)
+    refusals = errors(400, 401, 404, 408, 413, 415, 429, 503)
 
-    @app.post("/tokenize", response_class=Response, responses=refusals, openapi_extra=json_body(TokenizeFields))
+    @app.post(
+        "/tokenize",
+        summary="Token ids of a text or a conversation",
+        response_class=Response,
+        responses=answer("The tokens.", TokenizeBody) | refusals,
+        openapi_extra=json_body(TokenizeFields, example={"prompt": "Hello world"}),
+    )
     async def tokenize_text(request: Request) -> Response:
         return await tokenize.tokenize(request, serving)
 
-    @app.post("/detokenize", response_class=Response, responses=refusals, openapi_extra=json_body(DetokenizeFields))
+    @app.post(
+        "/detokenize",
+        summary="The text of token ids",
+        response_class=Response,
+        responses=answer("The text.", DetokenizeBody) | refusals,
+        openapi_extra=json_body(DetokenizeFields, example={"tokens": [1, 2, 3]}),
+    )
     async def detokenize_ids(request: Request) -> Response:
         return await tokenize.detokenize(request, serving)
 
-    @app.get("/tokenizer_info", response_class=Response, responses=errors(401, 503))
+    @app.get(
+        "/tokenizer_info",
+        summary="Special tokens and the chat template",
+        response_class=Response,
+        responses=answer("What is known of the tokenizer.", tokenize.INFO_SCHEMA) | errors(401, 503),
+    )
     async def tokenizer_info() -> Response:
         return await tokenize.tokenizer_info(serving)
 
 
 def _add_models(app: FastAPI, serving: Serving) -> None:
-    @app.get("/v1/models", response_class=Response, responses=errors(401, 503))
+    @app.get(
+        "/v1/models",
+        summary="The served models",
+        response_class=Response,
+        responses=answer("The served names.", ModelListBody) | errors(401, 503),
+    )
     async def models() -> Response:
         return await service.list_models(serving)
 
     @app.get(
         "/v1/models/{model_id:path}",
+        summary="One served model",
         response_class=Response,
-        responses=errors(401, 404, 503),
+        responses=answer("The model.", ModelBody) | errors(401, 404, 503),
         openapi_extra={
             "parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
         },
@@ -143,7 +185,12 @@ def _add_models(app: FastAPI, serving: Serving) -> None:
     async def model(request: Request) -> Response:
         return await service.show_model(request.path_params["model_id"], serving)
 
-    @app.get("/v1/server_info", response_class=Response, responses=errors(401, 503))
+    @app.get(
+        "/v1/server_info",
+        summary="What was built: every component, what was asked for and what the layers hold",
+        response_class=Response,
+        responses=answer("Read back from the layers.", service.server_info_schema()) | errors(401, 503),
+    )
     async def server_info() -> Response:
         return await service.server_info(serving)
 
@@ -161,12 +208,26 @@ def _add_service(app: FastAPI, serving: Serving) -> None:
     async def metrics(request: Request) -> Response:
         return await service.metrics(request, serving)
 
-    routes: dict[str, Callable[..., Awaitable[Response]]] = {
-        "/health": health,
-        "/ready": ready,
-        "/version": version,
-        "/metrics": metrics,
+    async def docs() -> Response:
+        return page_response("docs.html")
+
+    routes: dict[str, tuple[Callable[..., Awaitable[Response]], str, Responses]] = {
+        "/health": (
+            health,
+            "Whether the process lives and its engine answers",
+            answer("It does.", StatusBody) | errors(503),
+        ),
+        "/ready": (ready, "Whether requests are welcome", answer("They are.", StatusBody) | errors(503)),
+        "/version": (version, "The server's version", answer("The version.", VersionBody)),
+        "/metrics": (
+            metrics,
+            "Metrics for Prometheus",
+            text_answer(
+                "All metrics, in the format that Accept asks for.", "text/plain", "application/openmetrics-text"
+            ),
+        ),
+        "/docs": (docs, "This document, for people", text_answer("A page.", "text/html")),
     }
-    for path, endpoint in routes.items():
-        app.get(path, response_class=Response, responses=errors(503))(endpoint)
+    for path, (endpoint, summary, responses) in routes.items():
+        app.get(path, summary=summary, response_class=Response, responses=responses)(endpoint)
         app.head(path, include_in_schema=False)(endpoint)

@@ -1,42 +1,93 @@
-"""What the OpenAPI document says about bodies that the routes parse themselves."""
+"""What the OpenAPI document says about bodies that the routes read and write themselves."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from pydantic import BaseModel
 
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+from server.api.errors import ErrorBody
+
+Responses = dict[int | str, dict[str, Any]]
+
+_MEANINGS = {
+    400: "The request can never succeed as it is; `param` names the field.",
+    401: "No valid API key was sent.",
+    404: "There is no such model.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON in UTF-8.",
+    429: "The queue is full, or the key has too many requests open; `Retry-After` says when to ask again.",
+    500: "The server failed on this request.",
+    503: "The model is loading, the server is shutting down, or the engine is down.",
 }
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors(*statuses: int) -> Responses:
     """The `responses` of a route that answers these statuses with an error object."""
+    content = {"application/json": {"schema": schema_of(ErrorBody)}}
+    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
+
+
+def answer(description: str, body: type[Struct] | dict[str, Any], *, chunk: type[Struct] | None = None) -> Responses:
+    """The `responses` of a route that succeeds with this JSON, or streams events that hold a `chunk`."""
+    content: dict[str, Any] = {
+        "application/json": {"schema": body if isinstance(body, dict) else schema_of(body)},
+    }
+    if chunk is not None:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": "`data:` events with one object each, or an error object, then `data: [DONE]`. "
+                "Lines that begin with a colon are comments.",
+            }
+        }
+    return {200: {"description": description, "content": content}}
+
+
+def text_answer(description: str, *media_types: str) -> Responses:
+    """The `responses` of a route that succeeds with text."""
     return {
-        status: {"description": "An error.", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-        for status in statuses
+        200: {
+            "description": description,
+            "content": {media_type: {"schema": {"type": "string"}} for media_type in media_types},
+        }
     }
 
 
-def json_body(*models: type[BaseModel]) -> dict[str, Any]:
+def json_body(*models: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
     """The `openapi_extra` of a route whose body has the fields of all `models`."""
     schemas = [_nullable(_inlined(model.model_json_schema())) for model in models]
     schema = schemas[0] if len(schemas) == 1 else {"allOf": schemas}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def say_who_may_enter(document: dict[str, Any]) -> None:
+    """Add to a whole document that routes with an answer 401 need a bearer token."""
+    document.setdefault("components", {})["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for item in document["paths"].values():
+        for route in item.values():
+            if "401" in route["responses"]:
+                route["security"] = [{"bearer": []}]
+
+
+def schema_of(body: type[Struct], **known: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a struct, without references; `known` are those of fields that msgspec has none for."""
+    if not known:
+        return _inlined(msgspec.json.schema(body))
+    rest = [field for field in msgspec.structs.fields(body) if field.name not in known]
+    described = msgspec.defstruct(
+        body.__name__,
+        [(field.name, field.type) if field.required else (field.name, field.type, field.default) for field in rest],
+        kw_only=True,
+    )
+    schema = schema_of(described)
+    return schema | {
+        "properties": schema["properties"] | known,
+        "required": [*schema["required"], *known],
+    }
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:

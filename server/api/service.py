@@ -9,24 +9,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.errors import unavailable
+from server.api.openapi import schema_of
+from server.api.service_bodies import ModelBody, ModelListBody, StatusBody, VersionBody
 from server.api.serving import Serving
+from server.messages import EngineReady
 
 
 async def health(serving: Serving) -> Response:
     """200 while the process lives and the engine, once ready, answers. Raises `ApiError` 503."""
     serving.check_alive()
-    return _json({"status": "ok"})
+    return json_response(StatusBody("ok"))
 
 
 async def ready(serving: Serving) -> Response:
     """200 when requests are welcome. Raises `ApiError` 503 while loading, draining or without an engine."""
     serving.check_ready()
-    return _json({"status": "ready"})
+    return json_response(StatusBody("ready"))
 
 
 async def version(serving: Serving) -> Response:
     """The version of the server."""
-    return _json({"version": serving.context.version})
+    return json_response(VersionBody(serving.context.version))
 
 
 async def metrics(request: Request, serving: Serving) -> Response:
@@ -37,12 +40,12 @@ async def metrics(request: Request, serving: Serving) -> Response:
 
 async def list_models(serving: Serving) -> Response:
     """The served names. Raises `ApiError` 503 while loading."""
-    return _json({"object": "list", "data": [_model(serving, name) for name in serving.context.served_names]})
+    return json_response(ModelListBody([_model(serving, name) for name in serving.context.served_names]))
 
 
 async def show_model(model_id: str, serving: Serving) -> Response:
     """One of them. Raises `ApiError` 404."""
-    return _json(_model(serving, serving.check_model_name(model_id)))
+    return json_response(_model(serving, serving.check_model_name(model_id)))
 
 
 async def server_info(serving: Serving) -> Response:
@@ -51,21 +54,31 @@ async def server_info(serving: Serving) -> Response:
     if engine_ready is None:
         raise unavailable("The model is still loading.", "loading")
     built = msgspec.to_builtins(engine_ready)
-    built.pop("type", None)
-    return _json({"version": serving.context.version, "served_names": list(serving.context.served_names), **built})
+    del built["type"]  # the tag of the message
+    return json_response(
+        {"version": serving.context.version, "served_names": list(serving.context.served_names), **built}
+    )
 
 
-def _model(serving: Serving, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": serving.context.created,
-        "owned_by": "outrider",
-        "root": serving.context.served_names[0],
-        "parent": None,
-        "max_model_len": serving.max_model_len,
+def server_info_schema() -> dict[str, Any]:
+    """The JSON schema of that answer."""
+    schema = schema_of(EngineReady)
+    added: dict[str, Any] = {
+        "version": {"type": "string"},
+        "served_names": {"type": "array", "items": {"type": "string"}},
     }
+    properties = added | {name: field for name, field in schema["properties"].items() if name != "type"}
+    required = [*added, *(name for name in schema["required"] if name != "type")]
+    return schema | {"properties": properties, "required": required}
 
 
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
+    """200 with this body, a struct or plain values."""
+    return Response(msgspec.json.encode(body), 200, headers, "application/json")
+
+
+def _model(serving: Serving, name: str) -> ModelBody:
+    context = serving.context
+    return ModelBody(
+        id=name, created=context.created, root=context.served_names[0], max_model_len=serving.max_model_len
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,8 +12,22 @@ from server.api.body import read_request
 from server.api.errors import invalid
 from server.api.schemas.load import simple_loader
 from server.api.schemas.tokenize import DetokenizeFields, TokenizeFields
+from server.api.service import json_response
+from server.api.service_bodies import DetokenizeBody, TokenizeBody
 from server.api.serving import Serving
 from server.api.tokenising import ChatPrompt, TextCodec
+
+INFO_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["tokenizer_class", "eos_token_ids", "chat_template", "vocab_size"],
+    "properties": {
+        "tokenizer_class": {"type": "string"},
+        "eos_token_ids": {"type": "array", "items": {"type": "integer"}},
+        "chat_template": {"type": ["string", "null"]},
+        "vocab_size": {"type": "integer"},
+    },
+    "additionalProperties": {"type": "string", "description": "A special token, such as eos_token."},
+}
 
 _load_tokenize = simple_loader(TokenizeFields)
 _load_detokenize = simple_loader(DetokenizeFields)
@@ -22,31 +36,39 @@ _load_detokenize = simple_loader(DetokenizeFields)
 async def tokenize(request: Request, serving: Serving) -> Response:
     """Token ids of a text or of a rendered conversation. Raises `ApiError`."""
     codec = serving.codec
-    fields = await read_request(request, _load_tokenize)
+    asked = await read_request(request, _load_tokenize)
+    fields = asked.fields
     serving.check_model_name(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("Give either prompt or messages.", param="prompt")
-    ids = await serving.work(request, lambda: _encode(codec, fields))
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": serving.max_model_len, "tokens": ids}
-    if fields.return_token_strs:
-        answer["token_strs"] = [codec.token_bytes.label(token_id) for token_id in ids]
-    return _json(answer)
+    max_model_len = serving.max_model_len
+
+    def answer() -> Response:
+        ids = _encode(codec, fields)
+        strings = [codec.token_bytes.label(token_id) for token_id in ids] if fields.return_token_strs else UNSET
+        return json_response(TokenizeBody(len(ids), max_model_len, ids, strings), asked.headers)
+
+    return await serving.work(request, answer)
 
 
 async def detokenize(request: Request, serving: Serving) -> Response:
     """Text of token ids, special tokens included. Raises `ApiError`."""
     codec = serving.codec
-    fields = await read_request(request, _load_detokenize)
+    asked = await read_request(request, _load_detokenize)
+    fields = asked.fields
     serving.check_model_name(fields.model)
-    tokens = codec.check_ids(fields.tokens, "tokens")
-    text = await serving.work(request, lambda: codec.token_bytes.decode(tokens, skip_special_tokens=False))
-    return _json({"prompt": text})
+
+    def answer() -> Response:
+        tokens = codec.check_ids(fields.tokens, "tokens")
+        return json_response(DetokenizeBody(codec.token_bytes.decode(tokens, skip_special_tokens=False)), asked.headers)
+
+    return await serving.work(request, answer)
 
 
 async def tokenizer_info(serving: Serving) -> Response:
     """Special tokens and chat templates. Raises `ApiError` 503."""
     files = serving.model.tokenizer
-    return _json(
+    return json_response(
         {
             "tokenizer_class": files.kind,
             **files.special_tokens,
@@ -67,7 +89,3 @@ def _encode(codec: TextCodec, fields: TokenizeFields) -> list[int]:
         )
         return codec.encode_chat(chat).token_ids
     return codec.encode_text(fields.prompt or "", add_special_tokens=fields.add_special_tokens is not False)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

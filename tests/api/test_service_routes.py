@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
+import re
 import time
 
 import httpx
@@ -128,7 +131,6 @@ async def test_errors_have_one_shape_everywhere() -> None:
             ("GET", "/v1/completions", 405),
             ("DELETE", "/health", 405),
             ("POST", "/v1/models", 405),
-            ("GET", "/docs", 404),
             ("GET", "/v1/completions/", 404),
         ]:
             response = await api.http.request(method, path)
@@ -247,6 +249,39 @@ async def test_server_info_shows_what_was_read_back() -> None:
     async with serve_api() as api:
         rows = (await api.http.get("/v1/server_info")).json()["rows"]
         assert rows[0]["resolved"] == "torch"
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere() -> None:
+    async with serve_api() as api:
+        response = await api.http.get("/docs")
+        assert response.headers["content-type"].startswith("text/html")
+        assert "://" not in response.text and 'fetch("openapi.json")' in response.text
+        policy = response.headers["content-security-policy"]
+        (script,) = re.findall(r"<script>(.*?)</script>", response.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+
+
+async def test_unknown_fields_of_small_endpoints_are_named_too() -> None:
+    async with serve_api() as api:
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+            assert "x-outrider-ignored-fields" not in (await api.http.post(path, json=body)).headers
+            response = await api.http.post(path, json={**body, "zeta": 1, "alpha": None, "beta": {}})
+            assert response.headers["x-outrider-ignored-fields"] == "beta, zeta"
+
+
+async def test_the_openapi_document_describes_the_answers() -> None:
+    """Of every route: what succeeds, and that keys are needed where they are."""
+    async with serve_api(api_keys=("k",)) as api:
+        document = (await api.http.get("/openapi.json")).json()
+        for path, item in document["paths"].items():
+            for route in item.values():
+                assert route["summary"] and route["responses"]["200"]["content"]
+                is_guarded = path.startswith(("/v1/", "/tokenize", "/detokenize"))
+                assert ("401" in route["responses"], "security" in route) == (is_guarded, is_guarded)
+    async with serve_api() as api:
+        document = (await api.http.get("/openapi.json")).json()
+        assert not any("security" in route for item in document["paths"].values() for route in item.values())
 
 
 async def test_the_openapi_document_describes_the_bodies() -> None:

@@ -30,7 +30,7 @@ class GenerateRequest(Generic[Own]):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {"x-outrider-ignored-fields": ", ".join(self.ignored)} if self.ignored else {}
+        return _headers(self.ignored)
 
 
 def generate_loader(own: type[Own]) -> Callable[[bytes], GenerateRequest[Own]]:
@@ -54,10 +54,29 @@ def generate_loader(own: type[Own]) -> Callable[[bytes], GenerateRequest[Own]]:
     return load
 
 
-def simple_loader(model: type[Own]) -> Callable[[bytes], Own]:
-    """The same for the small endpoints, which ignore unknown fields."""
+@dataclass(frozen=True)
+class SimpleRequest(Generic[Own]):
+    """A checked request of a small endpoint."""
 
-    def load(body: bytes) -> Own:
-        return validate(model, without_nulls(parse_object(body)))
+    fields: Own
+    ignored: list[str]
+    """Unknown fields, for the answer's header."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return _headers(self.ignored)
+
+
+def simple_loader(model: type[Own]) -> Callable[[bytes], SimpleRequest[Own]]:
+    """The same for the small endpoints."""
+
+    def load(body: bytes) -> SimpleRequest[Own]:
+        raw = without_nulls(parse_object(body))
+        return SimpleRequest(validate(model, raw), ignored_fields(raw, (model,)))
 
     return load
+
+
+def _headers(ignored: list[str]) -> dict[str, str]:
+    return {"x-outrider-ignored-fields": ", ".join(ignored)} if ignored else {}
