@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from client_servers import KEY, serve
 
 from tests.e2e.live_server import LiveServer
 from tests.e2e.tiny_checkpoint import write_tiny_llama
-
-KEY = "sk-of-a-test"
-
-
-@contextlib.contextmanager
-def serve(folder: Path, *arguments: str, wait: bool = True) -> Iterator[LiveServer]:
-    """A server, ready unless nobody waits for that; gone afterwards."""
-    server = LiveServer(folder, *arguments)
-    try:
-        yield server.ready() if wait else server
-    finally:
-        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import KEY
+from client_servers import KEY
 from environments import HERE, need, run
 
 from tests.e2e.live_server import LiveServer

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import KEY, serve
+from client_servers import KEY, serve
 from openai.types.chat import ChatCompletion
 
 from tests.e2e.live_server import LiveServer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import serve
+from client_servers import serve
 from environments import HERE, interpreter, run
 
 from tests.e2e.live_server import LiveServer
