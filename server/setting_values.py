@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
-ATTENTION_NAMES = ("torch", "triton")
-MOE_NAMES = ("torch", "grouped_mm", "torch_int4", "triton", "triton_w4a16")
+ATTENTION_NAMES = ("torch", "triton", "flashinfer")
+MOE_NAMES = ("torch", "grouped_mm", "torch_int4", "triton", "triton_w4a16", "flashinfer_cutlass")
 """Names that the engine's registries hold, repeated here because the registries import torch (a test compares them)."""
 
 _BACKEND_ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton"}
@@ -71,6 +72,17 @@ def multiple_of_16(size: int) -> int:
             f"must be a multiple of 16 (the nearest are {size // 16 * 16 or 16} and {size // 16 * 16 + 16})"
         )
     return size
+
+
+def http_url(url: str | None) -> str | None:
+    """A URL that something can be sent to.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if url is not None and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
+        raise ValueError("must be an http:// or https:// URL, such as http://localhost:4318")
+    return url
 
 
 def origin(value: str) -> str:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, StepMetadata
+from server.engine.attention.flashinfer import FlashInferAttention
 from server.engine.attention.torch import TorchAttention
 from server.engine.attention.triton import TritonAttention
 from server.engine.batch import Span, make_batch
 
-Backend = TorchAttention | TritonAttention
+Backend = TorchAttention | TritonAttention | FlashInferAttention
 LAYERS, LAYER = 2, 1
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2)}
 """Absolute and relative; half dtypes: a few units of rounding of inputs, weights and outputs of about 1."""

@@ -24,6 +24,16 @@ class PagedCache:
         self.keys = [_zeros(shape, need) for _ in range(num_layers)]
         self.values = [_zeros(shape, need) for _ in range(num_layers)]
 
+    def store(self, layer_id: int, keys: Tensor, values: Tensor, slots: Tensor | slice) -> None:
+        """Write new tokens' keys and values, [T, num_kv_heads, head_dim] each, into their slots of one layer."""
+        for cache, new in ((self.keys, keys), (self.values, values)):
+            entries = as_bits(cache[layer_id].flatten(0, 1))
+            stored = as_bits(storable(new, cache[layer_id].dtype))
+            if isinstance(slots, slice):
+                entries[slots] = stored
+            else:
+                entries.index_copy_(0, slots, stored)
+
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole pages (int64 [N] each) in all layers; all are read before any is written."""
         for cache in map(as_bits, (*self.keys, *self.values)):

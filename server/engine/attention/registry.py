@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from server.engine.attention.base import AttentionBackend, AttentionNeed, Unsupported
+from server.engine.attention.flashinfer import FlashInferAttention
 from server.engine.attention.torch import TorchAttention
 from server.engine.attention.triton import TritonAttention
 from server.engine.backends import Resolution, resolve
@@ -12,12 +13,16 @@ from server.engine.backends import Resolution, resolve
 ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {
     TorchAttention.name: TorchAttention,
     TritonAttention.name: TritonAttention,
+    FlashInferAttention.name: FlashInferAttention,
 }
 
-PREFERENCE: Mapping[str, tuple[str, ...]] = {"cpu": ("torch", "triton"), "cuda": ("triton", "torch")}
-"""All backends by device type, in the order that "auto" tries."""
+PREFERENCE: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("torch", "triton", "flashinfer"),
+    "cuda": ("triton", "flashinfer", "torch"),
+}
+"""All backends by device type, in the order that "auto" tries. On CUDA triton's comes first: its steps are captured."""
 
-ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton", "flashinfer": "flashinfer"}
+ALIASES = {"torch_sdpa": "torch", "triton_attn": "triton"}
 """vLLM's spellings, in lower case."""
 
 

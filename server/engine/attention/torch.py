@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from server.engine.attention.base import AttentionNeed, KernelPages, StepMetadata, Unsupported
-from server.engine.attention.paged_cache import KV_TYPES, PagedCache, as_bits, page_bytes, storable
+from server.engine.attention.paged_cache import KV_TYPES, PagedCache, as_bits, page_bytes
 
 _SHORT = 17
 """Rows of so many new tokens at most, a decode or the longest draft's verification, are computed together."""
@@ -145,12 +145,7 @@ class TorchAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, plan: TorchPlan) -> Tensor:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
         if self.cache is not None:
-            for cache, new in ((self.cache.keys, k), (self.cache.values, v)):
-                entries, new = as_bits(cache[layer_id].flatten(0, 1)), as_bits(storable(new, self.need.kv_dtype))
-                if isinstance(plan.slots, slice):
-                    entries[plan.slots] = new
-                else:
-                    entries.index_copy_(0, plan.slots, new)
+            self.cache.store(layer_id, k, v, plan.slots)
         if not plan.longs and len(plan.shorts) == 1 and plan.shorts[0].tokens is None:
             return self._attend_short(q, plan.shorts[0], layer_id).flatten(1)
         out = torch.empty_like(q)

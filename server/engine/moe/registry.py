@@ -7,18 +7,26 @@ from collections.abc import Mapping, Sequence
 from server.engine.attention.base import Unsupported
 from server.engine.backends import Resolution, resolve
 from server.engine.moe.base import MoEBackend, MoENeed
+from server.engine.moe.flashinfer_cutlass import FlashInferCutlassMoE
 from server.engine.moe.grouped_mm import GroupedMMMoE
 from server.engine.moe.torch import TorchMoE
 from server.engine.moe.torch_int4 import TorchInt4MoE
 from server.engine.moe.triton import TritonMoE
 from server.engine.moe.triton_w4a16 import TritonW4A16MoE
 
-_ALL: tuple[type[MoEBackend], ...] = (GroupedMMMoE, TorchInt4MoE, TorchMoE, TritonMoE, TritonW4A16MoE)
+_ALL: tuple[type[MoEBackend], ...] = (
+    FlashInferCutlassMoE,
+    GroupedMMMoE,
+    TorchInt4MoE,
+    TorchMoE,
+    TritonMoE,
+    TritonW4A16MoE,
+)
 MOE_BACKENDS: dict[str, type[MoEBackend]] = {cls.name: cls for cls in _ALL}
 
 PREFERENCE: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("grouped_mm", "torch_int4", "torch", "triton", "triton_w4a16"),
-    "cuda": ("triton", "triton_w4a16", "grouped_mm", "torch", "torch_int4"),
+    "cpu": ("grouped_mm", "torch_int4", "torch", "triton", "triton_w4a16", "flashinfer_cutlass"),
+    "cuda": ("triton", "triton_w4a16", "grouped_mm", "flashinfer_cutlass", "torch", "torch_int4"),
 }
 """All backends by device type, in the order that "auto" tries; on CUDA the quickest first, by BENCHMARKS.md."""
 
