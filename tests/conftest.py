@@ -14,6 +14,8 @@ if not torch.cuda.is_available():
 
 ROOT = Path(__file__).parent
 WHOLE = ("e2e", "ops", "spec", "gpu")
+APART = ("clients", "deploy")
+"""Rooms that have a mark, and tools, of their own."""
 INTERPRETED = ("attention_triton", "kernels", "moe_triton", "packed_linear")
 
 
@@ -23,5 +25,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         room, *_, file = item.path.relative_to(ROOT).parts
         if room in WHOLE or any(name in file for name in INTERPRETED):
             item.add_marker("whole")
-        if room == "clients":
-            item.add_marker("clients")
+        if room in APART:
+            item.add_marker(room)

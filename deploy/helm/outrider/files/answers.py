@@ -3,6 +3,7 @@
 import json
 import os
 import ssl
+import sys
 import urllib.request
 
 URL = os.environ["URL"]
@@ -11,6 +12,7 @@ KEY = (json.loads(KEYS) if KEYS.lstrip().startswith("[") else KEYS.split(","))[0
 
 
 def call(path, body=None):
+    """The text that the server answers with; raises when it refuses."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {KEY}"} if KEY else {})
     request = urllib.request.Request(URL + path, json.dumps(body).encode() if body else None, headers)
     # The certificate's authority is the cluster's own affair.
@@ -22,6 +24,6 @@ def call(path, body=None):
 call("/ready")
 model = json.loads(call("/v1/models"))["data"][0]["id"]
 answer = json.loads(call("/v1/completions", {"model": model, "prompt": "One, two,", "max_tokens": 4}))
-print(f"{model} says {answer['choices'][0]['text']!r} ({answer['usage']})")
-metrics = call("/metrics")
-print("\n".join(line for line in metrics.splitlines() if line.startswith("outrider_backend_info")))
+sys.stdout.write(f"{model} says {answer['choices'][0]['text']!r} ({answer['usage']})\n")
+backends = [line for line in call("/metrics").splitlines() if "backend_info{" in line]
+sys.stdout.write("\n".join(backends) + "\n")
