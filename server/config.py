@@ -17,6 +17,7 @@ from server.setting_values import (
     MOE_NAMES,
     backend_name,
     dtype_name,
+    http_url,
     kv_dtype_name,
     lower,
     multiple_of_16,
@@ -175,6 +176,19 @@ class Settings(BaseModel):
         BeforeValidator(lower),
         Flag("engine", "Where the model runs; auto takes a CUDA GPU when there is one."),
     ] = "auto"
+    cpu_threads: Annotated[
+        int | None,
+        Field(ge=1, le=1024),
+        Flag("engine", "Threads that compute on a CPU.", "COUNT", unset="one for each core, less one from four on"),
+    ] = None
+    cpu_weights: Annotated[
+        Literal["auto", "packed", "16bit"],
+        BeforeValidator(lower),
+        Flag(
+            "engine",
+            "How a CPU keeps linear layers: packed as stored in 4 or 8 bits, 16bit, or auto: what is quicker here.",
+        ),
+    ] = "auto"
     attention_backend: Annotated[
         str | None,
         AfterValidator(backend_name(ATTENTION_NAMES)),
@@ -224,11 +238,11 @@ class Settings(BaseModel):
     ] = None
 
     block_size: Annotated[
-        int,
+        int | None,
         Field(ge=16, le=4096),
         AfterValidator(multiple_of_16),
-        Flag("memory", "Tokens in one KV cache block, a multiple of 16.", "TOKENS"),
-    ] = 16
+        Flag("memory", "Tokens in one KV cache block, a multiple of 16.", "TOKENS", unset="64 on CUDA, 16 on a CPU"),
+    ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32", "fp8"] | None,
         BeforeValidator(kv_dtype_name),
@@ -260,6 +274,21 @@ class Settings(BaseModel):
         BeforeValidator(lower),
         Flag("logging", "Least weight of a message that is logged."),
     ] = "info"
+    log_format: Annotated[
+        Literal["human", "json"],
+        BeforeValidator(lower),
+        Flag("logging", "human: lines for people; json: one object a line, the start included."),
+    ] = "human"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        AfterValidator(http_url),
+        Flag(
+            "logging",
+            "Send a span for each request there, by OTLP over HTTP, as http://localhost:4318; needs outrider[otel].",
+            "URL",
+            unset="no traces",
+        ),
+    ] = None
     metrics_names: Annotated[
         Literal["outrider", "vllm", "both"],
         BeforeValidator(lower),

@@ -65,9 +65,9 @@ def several(value: object) -> object:
     return [item.strip() for item in value.split(",")]
 
 
-def multiple_of_16(size: int) -> int:
+def multiple_of_16(size: int | None) -> int | None:
     """The size itself; raises ValueError for another."""
-    if size % 16:
+    if size is not None and size % 16:
         raise ValueError(
             f"must be a multiple of 16 (the nearest are {size // 16 * 16 or 16} and {size // 16 * 16 + 16})"
         )

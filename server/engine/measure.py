@@ -69,7 +69,7 @@ class DecodeBench:
             torch.cuda.empty_cache()
         self._engine = InProcessEngine(settings)
         self._random = random.Random(workload.seed)
-        built, block = self._engine.built, settings.block_size
+        built, block = self._engine.built, self._engine.plan.block_size
         self._target = model_bytes(built.target.model, built.target.block_bytes / block)
         runner = built.draft.runner if built.draft is not None else None
         self._draft = model_bytes(runner.model, runner.block_bytes / block) if runner is not None else None

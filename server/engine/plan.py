@@ -39,6 +39,8 @@ from server.spec.setup import TargetRequests, plan_draft
 # On a CPU, a step of more tokens delays the running streams' next token for longer than it gains.
 CPU_BATCHED_TOKENS = 1024
 CUDA_BATCHED_TOKENS = 8192
+CPU_BLOCK, CUDA_BLOCK = 16, 64
+"""Tokens. Triton's attention reads longer runs from larger pages; the CPU's copies them whole, used or not."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class EnginePlan:
     max_model_len: int
     """As wished; a small KV pool may lower it."""
     max_num_batched_tokens: int
+    block_size: int
 
     def pages(self, role: str) -> Pages:
         """How the cache of a role's layers is cut."""
@@ -66,6 +69,7 @@ def make_plan(settings: Settings) -> EnginePlan:
     checkpoint = locate(settings.model, download_dir=Path(settings.download_dir) if settings.download_dir else None)
     target = _target(settings, checkpoint, _device(settings.device))
     max_model_len = _max_model_len(settings, target.layers)
+    block_size = _block_size(settings, target.device)
     draft = None
     if settings.speculative is not None:
         requests = TargetRequests(
@@ -73,7 +77,7 @@ def make_plan(settings: Settings) -> EnginePlan:
             kv_cache_dtype=settings.kv_cache_dtype,
             load_format=settings.load_format,
             download_dir=settings.download_dir,
-            block_size=settings.block_size,
+            block_size=block_size,
             max_model_len=max_model_len,
             tokenizer=settings.tokenizer,
         )
@@ -86,9 +90,10 @@ def make_plan(settings: Settings) -> EnginePlan:
     return EnginePlan(
         target=target,
         draft=draft,
-        kv_groups=tuple(group_layers(members, settings.block_size)),
+        kv_groups=tuple(group_layers(members, block_size)),
         max_model_len=max_model_len,
         max_num_batched_tokens=_max_num_batched_tokens(settings, target.device, max_model_len),
+        block_size=block_size,
     )
 
 
@@ -125,6 +130,10 @@ def _device(requested: str) -> torch.device:
     if requested == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no CUDA device here. Use --device cpu, or auto.")
     return torch.device(requested)
+
+
+def _block_size(settings: Settings, device: torch.device) -> int:
+    return settings.block_size or (CUDA_BLOCK if device.type == "cuda" else CPU_BLOCK)
 
 
 def _max_model_len(settings: Settings, config: ModelConfig) -> int:
@@ -164,7 +173,8 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
     formats = resolve_formats(checkpoint, config)
     own = target_modules(config)
     attention_ask = Ask("target", "attention", "--attention-backend", settings.attention_backend)
-    attention = resolve_attention(attention_ask, attention_need(config, device, dtype, kv_dtype), settings.block_size)
+    need = attention_need(config, device, dtype, kv_dtype)
+    attention = resolve_attention(attention_ask, need, _block_size(settings, device))
     load_format = resolve_load_format(checkpoint, settings.load_format)
     labels = "+".join(sorted(formats.labels(own)))
     rows = [

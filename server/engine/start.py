@@ -94,7 +94,7 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
     blocks = _kv_blocks(settings, plan, built, need)
     built.allocate(blocks)
     looks_ahead = built.draft is not None and built.draft.speculator.proposer.last_slot_looks_ahead
-    kv = KVCache(blocks, settings.block_size, settings.enable_prefix_caching, looks_ahead)
+    kv = KVCache(blocks, plan.block_size, settings.enable_prefix_caching, looks_ahead)
     max_model_len = _fitting_length(settings, plan, kv.capacity)
     draft_runner = built.draft.runner if built.draft is not None else None
     execution = make_execution(built.target, draft_runner, replace(need, max_model_len=max_model_len))
@@ -213,14 +213,14 @@ def _kv_blocks(settings: Settings, plan: EnginePlan, built: Built, need: Executi
             plan.target.layers, plan.target.dtype, need, len(plan.draft.capture) if plan.draft else 0
         )
         # The largest step, over a cache just large enough for it, shows the peak beside the weights.
-        built.allocate(plan.max_num_batched_tokens // settings.block_size + 2)
+        built.allocate(plan.max_num_batched_tokens // plan.block_size + 2)
         torch.cuda.reset_peak_memory_stats(device)
         _run_prompt(StepExecutor(built.target), built.draft, plan.max_num_batched_tokens)
         torch.cuda.synchronize(device)
         built.allocate(2)
         torch.cuda.empty_cache()
     return num_kv_blocks(
-        budget, device, built.block_bytes, settings.block_size, plan.max_model_len, settings.max_num_seqs, captured
+        budget, device, built.block_bytes, plan.block_size, plan.max_model_len, settings.max_num_seqs, captured
     )
 
 

@@ -31,7 +31,7 @@ from server.messages import (
 def ready(settings: Settings) -> EngineReady:
     return EngineReady(
         rows=[ResolvedRow("target", "attention", settings.attention_backend or "unset", "torch", "auto")],
-        kv_groups=[KVGroup(0, settings.block_size, settings.block_size, 1000, 2)],
+        kv_groups=[KVGroup(0, settings.block_size or 16, settings.block_size or 16, 1000, 2)],
         models=[LoadedModel("target", "ScriptedForCausalLM", 1, "0" * 12)],
         max_model_len=1_000_000,
         kv_bytes=2**20,
