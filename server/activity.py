@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
+from server.logs import fields
 from server.messages import DraftCounts, EngineStats, SpeculativeInfo
 from server.spec.acceptance import acceptance_length, rates, since
 from server.spec.watchdog import AcceptanceWatchdog
@@ -51,22 +53,55 @@ class ActivityLog:
         """
         if self._watchdog is not None:
             for change in self._watchdog.observe(stats.drafts):
-                _log.log(logging.WARNING if change.barks else logging.INFO, "%s", change.message)
+                _log.log(
+                    logging.WARNING if change.barks else logging.INFO,
+                    "%s",
+                    change.message,
+                    extra=fields(watchdog=change.kind, barks=change.barks),
+                )
                 self._on_watchdog(change.kind, change.barks)
         if self._began is not None and now - self._began < LINE_SECONDS:
             return
         if self._began is not None and stats.steps > self._steps:
-            _log.info("%s", self._line(stats, generated - self._generated, now - self._began))
+            figures = self._figures(stats, (generated - self._generated) / (now - self._began))
+            _log.info("%s", _line(figures), extra=fields(**asdict(figures)))
         self._began, self._steps, self._generated, self._drafts = now, stats.steps, generated, stats.drafts
 
-    def _line(self, stats: EngineStats, generated: int, seconds: float) -> str:
-        line = (
-            f"{generated / seconds:.1f} tokens/s, {stats.running} running, {stats.waiting} waiting, "
-            f"KV cache {stats.kv_usage:.0%} used"
-        )
+    def _figures(self, stats: EngineStats, tokens_per_second: float) -> _Figures:
         drafts = since(self._drafts, stats.drafts)
         length = acceptance_length(drafts)
-        if length is None:
-            return line
-        by_position = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates(drafts))
-        return f"{line}; {sum(drafts.lengths)} drafts, acceptance length {length:.2f}, by position {by_position}"
+        return _Figures(
+            tokens_per_second=round(tokens_per_second, 1),
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_cache_usage=round(stats.kv_usage, 4),
+            drafts=sum(drafts.lengths),
+            acceptance_length=None if length is None else round(length, 2),
+            acceptance_by_position=[None if rate is None else round(rate, 2) for rate in rates(drafts)],
+        )
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What happened since the last line."""
+
+    tokens_per_second: float
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    drafts: int
+    acceptance_length: float | None
+    acceptance_by_position: list[float | None]
+
+
+def _line(figures: _Figures) -> str:
+    line = (
+        f"{figures.tokens_per_second:.1f} tokens/s, {figures.running} running, {figures.waiting} waiting, "
+        f"KV cache {figures.kv_cache_usage:.0%} used"
+    )
+    if figures.acceptance_length is None:
+        return line
+    by_position = " ".join("-" if rate is None else f"{rate:.2f}" for rate in figures.acceptance_by_position)
+    return (
+        f"{line}; {figures.drafts} drafts, acceptance length {figures.acceptance_length:.2f}, by position {by_position}"
+    )

@@ -95,7 +95,7 @@ def _serve(flags: list[str]) -> int:
     from server.logs import set_up_logging
 
     setproctitle.setproctitle("outrider: api")
-    set_up_logging(settings.log_level)
+    set_up_logging(settings.log_level, settings.log_format)
     console = Console(stderr=True)
     give_room(console)
     code = serve(settings, listener, console)

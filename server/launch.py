@@ -10,6 +10,7 @@ end      the engine is told to leave, or killed; no process and no file stays be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 
 import uvloop
 from rich.console import Console
+from starlette.types import ASGIApp
 
 from server.activity import ActivityLog
 from server.api.app import create_app
@@ -42,12 +44,16 @@ from server.messages import EngineFailed, EngineReady, EngineStats
 from server.metrics.recorder import Metrics
 from server.served_model import DEFAULT_MODEL_NAME, default_name, served_model
 from server.startup import StartupDisplay
+from server.startup_log import StartupLog
 from server.tls import tls_context
+from server.tracing.start import Traced, traced
 
 _log = logging.getLogger("server.launch")
 
 LAST_WORDS = 0.7
 """Seconds in which clients and probes may learn of a dead engine, or of the end, before the sockets close."""
+TRACES_PATIENCE = 2.0
+"""Seconds that the last spans get to be sent."""
 ENGINE_PATIENCE = 2.0
 """Seconds that an engine gets to leave by itself."""
 
@@ -87,7 +93,7 @@ class _Server:
         self._engine_command = engine_command
         self._folder = folder
         self._model_name = settings.served_model_name or default_name(settings.model)
-        self._display = StartupDisplay(console)
+        self._display = StartupLog() if settings.log_format == "json" else StartupDisplay(console)
         self._metrics = Metrics(self._model_name, settings.metrics_names)
         self._metrics.started(version("outrider"), time.time())
         self._activity = ActivityLog(self._metrics.speculation.watchdog)
@@ -105,6 +111,7 @@ class _Server:
         self._starting: asyncio.Task[EngineProcess] | None = None
         self._engine: EngineProcess | None = None
         self._ending = False
+        self._traced: Traced | None = None
         self._http = self._make_http()
 
     async def live(self) -> int:
@@ -197,6 +204,9 @@ class _Server:
             # While it loads it reads no message, and has nothing to lose.
             await engine.end(ENGINE_PATIENCE if self._engine_ready.is_set() else 0)
         await self._client.close()
+        if self._traced is not None:
+            with contextlib.suppress(TimeoutError):  # a collector that does not answer holds nobody up
+                await asyncio.wait_for(in_thread(self._traced.close), TRACES_PATIENCE)
 
     def _on_engine_exit(self, exit_: asyncio.Task[int]) -> None:
         if not self._ending:
@@ -254,7 +264,11 @@ class _Server:
             root_path=settings.root_path,
         )
         limits = ConnectionLimits(send_seconds=settings.send_timeout)
-        return http_server(create_app(context), limits, tls_context(settings))
+        app: ASGIApp = create_app(context)
+        if settings.otlp_traces_endpoint is not None:
+            self._traced = traced(app, settings.otlp_traces_endpoint, self._model_name, context.version)
+            app = self._traced.app
+        return http_server(app, limits, tls_context(settings))
 
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:

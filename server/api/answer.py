@@ -71,6 +71,7 @@ async def deliver(
     request: Request, serving: Serving, generation: Generation, style: AnswerFormat, asked: GenerateRequest[Own]
 ) -> Response:
     """Answer as the request asked. Raises `ApiError` (500, 503) and `ClientDisconnect`."""
+    request.state.generation = generation  # for the trace of the request
     delivery, headers = asked.delivery, asked.headers
     if delivery.stream:
         events = _events(generation, style, delivery)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.errors import internal_error
 from server.api.recorder import Recorder
+from server.logs import request_id as request_in_logs
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Boundary:
         if self._root_path:
             scope["root_path"] = self._root_path
         request_id = _request_id(Headers(scope=scope))
+        said_in_logs = request_in_logs.set(request_id)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -55,12 +57,13 @@ class Boundary:
         except ClientDisconnect:
             pass
         except Exception:
-            _log.exception("request %s failed", request_id)
+            _log.exception("the request failed")
             if status == 0:
                 await internal_error().response()(scope, receive, send_with_id)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._recorder.http_request(_route_template(scope), method, status or _CLIENT_GONE)
+            request_in_logs.reset(said_in_logs)
 
 
 def _request_id(headers: Headers) -> str:

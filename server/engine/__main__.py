@@ -14,6 +14,7 @@ from server.config import Settings
 from server.engine.link import EngineLink
 from server.engine.process import die_with_parent, leave_signals_to_parent
 from server.errors import UserError
+from server.logs import set_up_logging
 from server.messages import EngineFailed
 
 logger = logging.getLogger("server.engine")
@@ -34,7 +35,7 @@ def main() -> int:
     setproctitle.setproctitle("outrider: engine")
     leave_signals_to_parent()
     settings = Settings.model_validate_json(arguments.config_file.read_text())
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s")
+    set_up_logging(settings.log_level, settings.log_format, "engine")
     link = EngineLink(arguments.link)
     try:
         # Importing torch takes seconds; the API process is told of failures from here on.

@@ -77,6 +77,8 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(
         "generation_config": "none",
         "scheduling_policy": "priority",
         "log_level": "debug",
+        "log_format": "json",
+        "otlp_traces_endpoint": "http://collector:4318",
         "metrics_names": "vllm",
         "enforce_eager": "true",
         "enable_prefix_caching": "false",
