@@ -63,6 +63,8 @@ def _plain(model: dict[str, Any], left_out: dict[str, str]) -> dict[str, Any]:
         kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
         kind = SPELT.get(name) or kinds[0]
         fields[name] = {key: value for key, value in kind.items() if key not in ("title", "default")}
+        if fields[name].get("type") == "number":
+            fields[name] |= {"type": ["number", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?$"}  # `--set x=0.5` is a text
     return {"type": "object", "properties": fields}
 
 
