@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -98,7 +99,13 @@ def _serve(flags: list[str]) -> int:
     set_up_logging(settings.log_level, settings.log_format)
     console = Console(stderr=True)
     give_room(console)
-    code = serve(settings, listener, console)
+    try:
+        code = serve(settings, listener, console)
+    except UserError as error:
+        if settings.log_format == "human":
+            raise
+        logging.getLogger("server").error("%s", error)
+        return 1
     if threading.active_count() > 1:
         # A download that nobody waits for any more: Python would wait for its threads.
         sys.stderr.flush()

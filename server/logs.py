@@ -92,6 +92,7 @@ def set_up_logging(level: str, log_format: LogFormat = "human", process: Process
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter(process) if log_format == "json" else HumanFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(log_format == "json")
     for name in ("httpx", "httpcore", "asyncio", "filelock", "urllib3"):  # their info is our debug
         logging.getLogger(name).setLevel(logging.WARNING)
     # uvicorn tells its own life in info lines; ours are the ones that count
