@@ -19,6 +19,8 @@ from server.api.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
+_LINGER_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class ConnectionLimits:
@@ -116,7 +118,7 @@ class Connection(HttpToolsProtocol):
         """The client does not read as fast as it is sent to: it has some time to catch up."""
         super().pause_writing()
         if self._send_timer is None:
-            self._send_timer = self.loop.call_later(self._limits.send_seconds, self._give_up)
+            self._expect_reading()
 
     def resume_writing(self) -> None:
         """It has caught up."""
@@ -169,8 +171,16 @@ class Connection(HttpToolsProtocol):
             "".encode("ascii")
             + body
         )
-        self.transport.close()
+        # What still comes is read and dropped: closing on unread data would take the answer back.
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
-    def _give_up(self) -> None:
+    def _expect_reading(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self._limits.send_seconds, self._check_reading, waiting)
+
+    def _check_reading(self, waited: int) -> None:
+        if self.transport.get_write_buffer_size() < waited:  # slow, but it reads
+            self._expect_reading()
+            return
         _log.info("a client read nothing for %g seconds; its connection is closed", self._limits.send_seconds)
         self.transport.abort()

@@ -136,10 +136,14 @@ async def serve_api(
 
 
 @contextlib.asynccontextmanager
-async def listen(api: Api, limits: ConnectionLimits | None = None) -> AsyncIterator[str]:
+async def listen(
+    api: Api, limits: ConnectionLimits | None = None, *, send_buffer: int | None = None
+) -> AsyncIterator[str]:
     """Serve the app on a real port of this machine; yields the base URL."""
     server = http_server(api.app, limits or ConnectionLimits())
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     task = asyncio.create_task(server.serve([listener]))
     try:
         async with asyncio.timeout(10):
