@@ -160,7 +160,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     serving.admit(asked.sampling.n)
     codec = serving.codec
     top_logprobs = _top_logprobs(asked.own)
-    grammar = await serving.grammars.check(grammar_of(asked.sampling))
+    grammar = await serving.check_grammar(grammar_of(asked.sampling))
     sequences = await serving.work(request, lambda: _sequences(serving, asked, top_logprobs, grammar, arrived))
     generation = serving.begin(sequences, arrived)
     style = ChatFormat(

@@ -99,7 +99,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     model = serving.check_model_name(asked.delivery.model)
     serving.admit(len(asked.own.prompt) * asked.sampling.n)
     codec = serving.codec
-    grammar = await serving.grammars.check(grammar_of(asked.sampling))
+    grammar = await serving.check_grammar(grammar_of(asked.sampling))
     sequences = await serving.work(request, lambda: _sequences(serving, asked, grammar, arrived))
     generation = serving.begin(sequences, arrived)
     style = CompletionFormat(

@@ -15,7 +15,9 @@ from server.api.context import AppContext, ServedModel
 from server.api.errors import ApiError, busy, invalid, unavailable
 from server.api.generation import Generation, SequenceState
 from server.api.grammar_check import GrammarChecker
+from server.api.structured import AskedGrammar
 from server.api.tokenising import TextCodec
+from server.messages import Grammar
 
 _TOKENISING_THREADS = 2
 _LARGE_THREADS = 1
@@ -29,7 +31,7 @@ class Serving:
 
     def __init__(self, context: AppContext) -> None:
         self.context = context
-        self.grammars = GrammarChecker()
+        self._grammars = GrammarChecker()
         self._executor = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         # Long texts wait for each other, and short ones never for a long one.
         self._large_executor = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="tokenise-large")
@@ -60,6 +62,7 @@ class Serving:
         """Begin nothing more."""
         for executor in (self._executor, self._large_executor):
             executor.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     @property
     def max_model_len(self) -> int:
@@ -101,6 +104,10 @@ class Serving:
                 rejection="invalid",
             )
         return name
+
+    async def check_grammar(self, asked: AskedGrammar | None) -> Grammar | None:
+        """What the answer is bound to. Raises `ApiError` 400 that names the field when it cannot be compiled."""
+        return await self._grammars.check(asked, self.codec.special_tokens)
 
     def admit(self, sequences: int) -> None:
         """Raise `ApiError` 429 when the queue is full, 400 when it could never hold so many sequences."""

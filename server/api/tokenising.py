@@ -144,6 +144,12 @@ class TextCodec:
             )
 
     @cached_property
+    def special_tokens(self) -> list[str]:
+        """Texts of the tokens that are marks; a grammar may name them."""
+        marks = sorted(self.files.special_ids | {*self.files.eos_token_ids})
+        return [self.token_bytes.text(token_id) for token_id in marks if token_id < self.vocab_size]
+
+    @cached_property
     def _longest_token(self) -> int:
         """Characters of the longest token (each character of a vocabulary entry is at least a byte of text)."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

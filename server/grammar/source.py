@@ -8,7 +8,7 @@ from server.messages import Grammar
 
 
 def source_text(grammar: Grammar) -> str:
-    """What `LLMatcher` takes."""
+    """What `LLMatcher` takes. Raises `ValueError` for a schema that is no JSON object."""
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.text)
@@ -19,5 +19,12 @@ def source_text(grammar: Grammar) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """Bounds on the work and memory that one grammar may take."""
-    return LLParserLimits(verbose_errors=False)
+    """Bounds on the work and memory of one grammar: a mask takes some 10 ms at most, a lexer some 40 MB."""
+    return LLParserLimits(
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
+        max_items_in_row=2_000,
+        max_lexer_states=20_000,
+        precompute_large_lexemes=False,  # its work grows with the vocabulary, beyond what the first compilation sees
+        verbose_errors=False,
+    )
