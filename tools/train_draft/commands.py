@@ -1,0 +1,138 @@
+"""The commands and their flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from server.checkpoint.locate import locate
+from server.config import Settings
+from server.engine.models.config import ModelConfig
+from server.errors import UserError
+from tools.train_draft.answers import write_answers
+from tools.train_draft.batches import Batches
+from tools.train_draft.eagle3_head import Eagle3Head
+from tools.train_draft.hidden import HiddenFolder, capture
+from tools.train_draft.mtp_head import MTPHead
+from tools.train_draft.target_weights import TargetWeights
+from tools.train_draft.train import Recipe, Training
+from tools.train_draft.unroll import Head, TargetEnds
+from tools.train_draft.vocab import frequent_tokens
+
+Command = Callable[[Progress], None]
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.train_draft", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", help="the target: a folder, a .gguf file or a hub id (the embedded model)")
+    model.add_argument("--dtype", default="auto", help="of the target (auto)")
+
+    answer = commands.add_parser("answer", parents=[model], help="answer prompts with the target")
+    answer.add_argument("--prompts", type=Path, required=True, help="JSON Lines")
+    answer.add_argument("--out", type=Path, required=True, help="JSON Lines; an interrupted run goes on")
+    answer.add_argument("--max-tokens", type=int, default=256, help="of one answer (256)")
+    answer.add_argument("--batch", type=int, default=64, help="answers at a time (64)")
+    answer.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt from the I-th on (0/1)")
+
+    hidden = commands.add_parser("hidden", parents=[model], help="compute the target's hidden states")
+    hidden.add_argument("--answers", type=Path, nargs="+", required=True)
+    hidden.add_argument("--out", type=Path, required=True, help="a folder; an interrupted run goes on")
+    hidden.add_argument("--boundaries", type=int, nargs="+", help="layer boundaries for EAGLE-3 (N/3, 2N/3, N)")
+
+    train = commands.add_parser("train", parents=[model], help="train a head")
+    train.add_argument("--method", choices=("eagle3", "mtp"), required=True)
+    train.add_argument("--hidden", type=Path, nargs="+", required=True, help="folders that `hidden` wrote")
+    train.add_argument("--out", type=Path, required=True, help="a folder; an interrupted run goes on")
+    train.add_argument("--draft-vocab", type=int, default=8192, help="tokens that the head scores (8192)")
+    train.add_argument("--steps", type=int, default=3, help="drafts that it is unrolled for (3)")
+    train.add_argument("--epochs", type=int, default=10)
+    train.add_argument("--minutes", type=float, help="end after so long, whatever --epochs says")
+    train.add_argument("--tokens", type=int, default=4096, help="of a batch (4096)")
+    train.add_argument("--learning-rate", type=float, default=6e-4)
+    train.add_argument("--experts", type=int, help="mtp: experts of the layer, 0 for none (the target's)")
+    train.add_argument("--top-k", type=int, help="mtp: experts a token goes to (the target's)")
+    train.add_argument("--expert-width", type=int, help="mtp: of an expert, or of the plain feed-forward part")
+    train.add_argument("--seed", type=int, default=0)
+
+    report = commands.add_parser("report", parents=[model], help="acceptance on prompts, by this server's engine")
+    report.add_argument("--prompts", type=Path, required=True, help="JSON Lines, none of them trained on")
+    report.add_argument("--speculative-config", required=True, help="as for `outrider serve`")
+    report.add_argument("--max-tokens", type=int, default=128, help="of one answer (128)")
+    report.add_argument("--batch", type=int, default=16)
+    asked = parser.parse_args(arguments)
+    return {"answer": _answer, "hidden": _hidden, "train": _train, "report": _report}[asked.command](asked)
+
+
+def _settings(asked: argparse.Namespace, **more: Any) -> Settings:
+    return Settings.model_validate({"model": asked.model, "dtype": asked.dtype} | more)
+
+
+def _answer(asked: argparse.Namespace) -> Command:
+    index, _, count = asked.shard.partition("/")
+    settings = _settings(asked, max_num_seqs=asked.batch)
+    shard = (int(index), int(count))
+    return lambda bar: write_answers(settings, asked.prompts, asked.out, asked.max_tokens, shard, bar)
+
+
+def _hidden(asked: argparse.Namespace) -> Command:
+    layers = ModelConfig.from_hf(locate(asked.model).config).num_layers
+    boundaries = sorted(asked.boundaries or (layers // 3, layers * 2 // 3, layers))
+    return lambda bar: capture(_settings(asked), asked.answers, asked.out, boundaries, bar)
+
+
+def _train(asked: argparse.Namespace) -> Command:
+    torch.manual_seed(asked.seed)
+    checkpoint = locate(asked.model)
+    weights = TargetWeights(checkpoint)
+    target = ModelConfig.from_hf(checkpoint.config)
+    folders = HiddenFolder.open(asked.hidden)
+    batches = Batches(folders, target.hidden_size, asked.tokens, asked.seed)
+    vocab, share = frequent_tokens(batches.training, target.vocab_size, min(asked.draft_vocab, target.vocab_size))
+    head = _head(asked, target, folders[0].boundaries, vocab)
+    head.start_from(weights)
+    ends = TargetEnds(weights.embedding.bfloat16(), weights.head[vocab].bfloat16())
+    recipe = Recipe(
+        asked.epochs, asked.minutes, asked.learning_rate, 0.01, tuple(0.8**step for step in range(asked.steps))
+    )
+    asked.out.mkdir(parents=True, exist_ok=True)
+    about = {
+        "sequences": len(batches.training),
+        "answer_tokens": batches.num_tokens,
+        "held_out": len(batches.held_out),
+        "draft_vocabulary": len(vocab),
+        "share_of_answer_tokens": round(share, 4),
+        "parameters": sum(p.numel() for p in head.parameters()),
+        "arguments": {name: str(value) for name, value in vars(asked).items()},
+    }
+    (asked.out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+    training = Training(head, batches, ends, recipe, dict(checkpoint.config), asked.out)
+    return training.run
+
+
+def _head(asked: argparse.Namespace, target: ModelConfig, boundaries: tuple[int, ...], vocab: torch.Tensor) -> Head:
+    if asked.method == "eagle3":
+        return Eagle3Head(target, boundaries, vocab)
+    moe = target.moe
+    experts = asked.experts if asked.experts is not None else moe.num_experts if moe else 0
+    top_k = asked.top_k or (moe.top_k if moe else 1)
+    width = asked.expert_width or (moe.intermediate_size if moe and experts else target.intermediate_size)
+    if experts and top_k > experts:
+        raise UserError(f"--top-k {top_k}: more than the {experts} experts")
+    return MTPHead(target, vocab, experts, top_k, width)
+
+
+def _report(asked: argparse.Namespace) -> Command:
+    from tools.train_draft.report import report
+
+    speculative = json.loads(asked.speculative_config)
+    settings = _settings(asked, speculative=speculative, max_num_seqs=asked.batch)
+    return lambda bar: report(settings, asked.prompts, asked.max_tokens, bar)
