@@ -13,7 +13,7 @@ from server.engine.batch import Batch, Span
 from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import Draft
-from server.engine.runner import ModelRunner
+from server.engine.runner import ModelRunner, run_whole
 from server.engine.sampling.grammar import GrammarError, Mask
 from server.engine.sampling.logprobs import token_logprobs
 from server.engine.sampling.request import SampleRow
@@ -85,9 +85,7 @@ class StepExecutor:
             captured = self._uniform.get(*counts)
             if captured is not None and captured.fits(len(batch.step.seq_lens)):
                 return captured.run_batch(batch)
-        plan = self.runner.attention.plan(batch.step)
-        hidden: TargetHidden = self.runner.model(batch.input_ids, batch.positions, plan)
-        return hidden
+        return run_whole(self.runner, batch)
 
     def _results(
         self, rows: Sequence[StepRow], positions: Sequence[_Positions], query_start: list[int], hidden: Tensor
@@ -101,9 +99,14 @@ class StepExecutor:
         logprobs: list[TokenLogprobs | None] = []
         if indices:
             chosen = hidden if len(indices) == len(hidden) else hidden[torch.tensor(indices, device=hidden.device)]
-            logits = self.runner.model.logits(chosen)
-            got = self._sampler(logits, [row for own in wanted for row in own])
-            sampled, logprobs = got.token_ids.tolist(), got.logprobs
+            sample_rows = [row for own in wanted for row in own]
+            best = self._best(chosen, rows, sample_rows)
+            if best is not None:
+                sampled, logprobs = best, [None] * len(best)
+            else:
+                logits = self.runner.model.logits(chosen)
+                got = self._sampler(logits, sample_rows)
+                sampled, logprobs = got.token_ids.tolist(), got.logprobs
         gained = self._gained(rows, wanted, logits, sampled)
         results = []
         at = 0
@@ -120,6 +123,15 @@ class StepExecutor:
             results.append(RowResult(tuple(emitted), scores, prompt, stuck=stuck))
             at = to
         return results
+
+    def _best(self, hidden: Tensor, rows: Sequence[StepRow], sample_rows: Sequence[SampleRow]) -> list[int] | None:
+        """The tokens, where nothing but the most probable one of each row is asked for and the head finds it alone."""
+        if any(row.drafts and row.request.draft.probabilities is not None for row in rows):
+            return None
+        if not all(row.plainly_greedy for row in sample_rows):
+            return None
+        best = self.runner.model.best(hidden, sample_rows[0].request.vocab_size)
+        return None if best is None else best.tolist()
 
     def _gained(
         self, rows: Sequence[StepRow], wanted: list[list[SampleRow]], logits: Tensor, sampled: list[int]

@@ -24,6 +24,7 @@ from server.engine.components import (
     resolve_dtype,
     resolve_moe,
 )
+from server.engine.cpu.resolve import resolve_forms
 from server.engine.kv.groups import GroupMember, KVGroupPlan, Pages, group_layers
 from server.engine.loading.load import resolve_load_format
 from server.engine.models.config import ModelConfig
@@ -170,12 +171,13 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
     group = ParallelGroup(0, settings.tensor_parallel_size)
     dtype, dtype_why = resolve_dtype(settings.dtype, checkpoint)
     kv_dtype = dtype if settings.kv_cache_dtype in (None, "auto") else KV_DTYPES[settings.kv_cache_dtype]
-    formats = resolve_formats(checkpoint, config)
+    load_format = resolve_load_format(checkpoint, settings.load_format)
+    forms_row, forms = resolve_forms(settings.cpu_weights, checkpoint, config, device, dtype, load_format)
+    formats = resolve_formats(checkpoint, config, keep_blocks=forms.packed and load_format != "dummy")
     own = target_modules(config)
     attention_ask = Ask("target", "attention", "--attention-backend", settings.attention_backend)
     need = attention_need(config, device, dtype, kv_dtype)
     attention = resolve_attention(attention_ask, need, _block_size(settings, device))
-    load_format = resolve_load_format(checkpoint, settings.load_format)
     labels = "+".join(sorted(formats.labels(own)))
     rows = [
         Ask("target", "dtype", "--dtype", settings.dtype).row(plain_name(dtype), dtype_why),
@@ -185,6 +187,7 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
         ),
         Ask("target", "load_format", "--load-format", settings.load_format).row(load_format, "what the files are"),
         Ask("target", "quantization", "", None).row(labels, formats.why(own)),
+        *forms_row,
     ]
     moe_ask = Ask("target", "moe", "--moe-backend", settings.moe_backend)
     needs = moe_needs(config, formats.experts(own), device, dtype, group)
@@ -208,5 +211,6 @@ def _target(settings: Settings, checkpoint: Checkpoint, device: torch.device) ->
         load_format=load_format,
         seed=settings.seed,
         group=group,
+        forms=forms,
         rows=tuple(rows),
     )

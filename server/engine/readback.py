@@ -39,6 +39,7 @@ def read_back(
         "kv_cache_dtype": {_name(module.backend.need.kv_dtype) for module in attention},
         "load_format": {runner.loaded_from},
         "quantization": formats,
+        "cpu_weights": {form for module in linears for form in module.forms},
         "tensor_parallel_size": {str(module.context.group.size) for module in linears},
     }
     rows = []

@@ -8,12 +8,14 @@ from typing import Generic, TypeVar
 import torch
 
 from server.engine.attention.registry import attention_backend
+from server.engine.attention.torch import TorchAttention
 from server.engine.batch import Batch, Span, make_batch
 from server.engine.kv.groups import Pages
 from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
+from server.engine.models.draft import TargetHidden
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.models.recurrent import build_recurrent
@@ -68,10 +70,20 @@ class ModelRunner(Generic[M_co]):
         return make_batch(spans, self.pages.block_size, self.pages.page_size, self.setup.device)
 
 
+def run_whole(runner: ModelRunner[CausalLM], batch: Batch) -> TargetHidden:
+    """One forward pass of a whole model: as one call where its layers are packed for it, else layer by layer."""
+    stack, attention = runner.model.stack, runner.attention
+    if stack is not None and isinstance(attention, TorchAttention) and attention.cache is not None:
+        if runner.setup.forms.packed_for(len(batch.input_ids)):
+            return TargetHidden(*stack(batch.input_ids, batch.positions, batch.step, attention.cache))
+    hidden: TargetHidden = runner.model(batch.input_ids, batch.positions, attention.plan(batch.step))
+    return hidden
+
+
 def build_context(setup: ModelSetup) -> BuildContext:
     """What the model's layers are built with: the plan's word, and a backend of their own."""
     attention = attention_backend(setup.attention)(setup.need, setup.layers.num_layers)
-    return BuildContext(setup.dtype, setup.device, attention, setup.moe or "", setup.group, setup.formats)
+    return BuildContext(setup.dtype, setup.device, attention, setup.moe or "", setup.group, setup.formats, setup.forms)
 
 
 def build_target(setup: ModelSetup, pages: Pages, capture: Sequence[int], progress: Progress) -> ModelRunner[CausalLM]:

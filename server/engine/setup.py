@@ -10,6 +10,7 @@ import torch
 from server.checkpoint.checkpoint import Checkpoint
 from server.engine.attention.base import AttentionNeed
 from server.engine.check import CheckRow
+from server.engine.cpu.forms import WeightForms
 from server.engine.models.config import ModelConfig
 from server.engine.models.recurrent import RecurrentConfig
 from server.engine.parallel import ParallelGroup
@@ -33,6 +34,8 @@ class ModelSetup:
     load_format: str
     seed: int
     group: ParallelGroup
+    forms: WeightForms
+    """In which linear layers are kept."""
     rows: tuple[CheckRow, ...]
     """What was asked for, what it became and why, by component."""
 

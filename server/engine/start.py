@@ -14,6 +14,7 @@ import torch
 from server.checkpoint.tokenizer import TokenizerFiles, load_tokenizer
 from server.config import Settings
 from server.engine.core import EngineCore
+from server.engine.cpu.threads import set_threads
 from server.engine.execution import ExecutionNeed, graph_bytes, make_execution
 from server.engine.executor import StepExecutor
 from server.engine.grammar_compile import GrammarCompiler
@@ -87,6 +88,7 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
         UserError: for a reason that the user can act on.
     """
     started = time.monotonic()
+    set_threads(settings.cpu_threads)
     plan = make_plan(settings)
     built = build(plan, link)
     sampled_vocab_size = _sampled_vocab_size(settings, plan)

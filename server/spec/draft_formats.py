@@ -31,15 +31,17 @@ class DraftFormats:
     why: str
 
 
-def draft_formats(checkpoint: Checkpoint, config: ModelConfig | RecurrentConfig) -> DraftFormats:
-    """Decide by headers and metadata, for the draft's modules alone.
+def draft_formats(
+    checkpoint: Checkpoint, config: ModelConfig | RecurrentConfig, *, keep_blocks: bool = False
+) -> DraftFormats:
+    """Decide by headers and metadata, for the draft's modules alone; `keep_blocks` as in `resolve_formats`.
 
     Raises:
         UserError: one of them is stored in a way that cannot be served, or that contradicts the metadata.
     """
     try:
         layers, belongs, names = _modules(config)
-        formats = resolve_formats(checkpoint, layers, names)
+        formats = resolve_formats(checkpoint, layers, names, keep_blocks=keep_blocks)
         labels = "+".join(sorted(formats.labels(belongs)))
         return DraftFormats(formats, labels, formats.experts(belongs), formats.why(belongs))
     except UserError as error:

@@ -13,7 +13,7 @@ from server.engine.batch import Batch, Span
 from server.engine.models.decoder import CausalLM
 from server.engine.models.draft import TargetHidden
 from server.engine.request import NO_DRAFT, Draft
-from server.engine.runner import ModelRunner
+from server.engine.runner import ModelRunner, run_whole
 from server.engine.step import DraftRow
 from server.spec.chain import draft_chain
 from server.spec.choice import DraftChoice
@@ -84,6 +84,5 @@ class DraftModelProposer:
         return Span(request.blocks, seen, tokens)
 
     def _forward(self, batch: Batch) -> Tensor:
-        plan = self.runner.attention.plan(batch.step)
-        hidden: Tensor = self.runner.model(batch.input_ids, batch.positions, plan).final
+        hidden = run_whole(self.runner, batch).final
         return hidden

@@ -210,7 +210,7 @@ def _setup(
     layers = config if isinstance(config, ModelConfig) else config.model
     dtype, device = target.dtype, target.device
     group = _parallel_group(target, settings)
-    found = draft_formats(checkpoint, config)
+    found = draft_formats(checkpoint, config, keep_blocks=target.forms.packed and load_row.resolved != "dummy")
     quantization_ask = Ask("draft", "quantization", KEY + "quantization", settings.quantization)
     check_quantization(quantization_ask, found)
 
@@ -257,6 +257,7 @@ def _setup(
         # Another seed, or random weights would make the draft its target's copy.
         seed=target.seed + 1,
         group=group,
+        forms=target.forms,
         rows=tuple(rows),
     )
 

@@ -76,6 +76,8 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(
         "load_format": "dummy",
         "generation_config": "none",
         "scheduling_policy": "priority",
+        "cpu_threads": 2,
+        "cpu_weights": "packed",
         "log_level": "debug",
         "log_format": "json",
         "otlp_traces_endpoint": "http://collector:4318",

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from layer_context import context
 
+from server.engine.layers.embedding import VocabEmbedding
 from server.engine.layers.linear import Linear, column_parallel, row_parallel
 from server.engine.parallel import ParallelGroup
 
@@ -47,11 +48,12 @@ def test_packing_leaves_fp32_and_shared_memory_alone() -> None:
     linear.finish_loading()
     assert linear.weight is not None
     torch.testing.assert_close(linear.weight.data, values["p.a.weight"])
-    shared = context(torch.bfloat16).parameter(32, 16).fill_(0.5)
-    tied = Linear(16, {"lm_head": 32}, context(torch.bfloat16), weight=shared)
+    shared = VocabEmbedding(32, 16, context(torch.bfloat16))
+    shared.weight.fill_(0.5)
+    tied = Linear(16, {"lm_head": 32}, context(torch.bfloat16), tied=shared)
     tied.finish_loading()
     assert torch.equal(tied(torch.ones(1, 16).bfloat16()), torch.full((1, 32), 8.0).bfloat16())
-    assert float(shared.sum()) == 256.0
+    assert float(shared.weight.sum()) == 256.0
 
 
 def test_ranks_hold_their_share() -> None:

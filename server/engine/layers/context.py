@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from server.engine.attention.base import AttentionBackend
+from server.engine.cpu.forms import PLAIN, WeightForms
 from server.engine.parallel import ParallelGroup
 from server.engine.quantization.format import WeightFormat
 from server.engine.quantization.formats import Formats
@@ -26,6 +27,8 @@ class BuildContext:
     group: ParallelGroup
     formats: Formats = field(default_factory=Formats)
     """Of the checkpoint that will fill the model; without any, all weights are unquantised."""
+    forms: WeightForms = PLAIN
+    """In which forms linear layers are kept."""
     prefix: str = ""
     """Where in the checkpoint the layer that is built lies, with a dot at its end."""
 

@@ -8,10 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from server.engine.cpu.pack import keeps_codes, pack_plain, pack_quantized
+from server.engine.cpu.weights import PackedWeight
 from server.engine.kernels.available import compiles_for
 from server.engine.kernels.expert_weights import Stack
 from server.engine.layers.activation import silu_mul
 from server.engine.layers.context import BuildContext
+from server.engine.layers.embedding import VocabEmbedding
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
 from server.engine.quantization.stored import QuantizedTensors
 from server.errors import UserError
@@ -26,8 +29,8 @@ MOST_COMPILED_ROWS = 64
 class Linear(nn.Module):
     """x @ weight.T + bias, where the weight's rows are the concatenated rows of named checkpoint tensors.
 
-    Quantised weights stay as they are stored where kernels unpack them in registers (CUDA). Elsewhere they are
-    dequantised once, at the end of loading, and then take the memory of the model's dtype.
+    Quantised weights stay as they are stored where products unpack them in registers: kernels on CUDA, C on a CPU if
+    the context says so. Elsewhere they are dequantised once, at the end of loading.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Linear(nn.Module):
         context: BuildContext,
         *,
         bias: bool = False,
-        weight: nn.Parameter | None = None,
+        tied: VocabEmbedding | None = None,
         weight_format: WeightFormat = UNQUANTIZED,
     ) -> None:
         """Make the memory.
@@ -47,7 +50,7 @@ class Linear(nn.Module):
             shards: checkpoint name (the last part, such as "q_proj") -> this rank's rows of it, in order.
             context: dtype and device.
             bias: whether every shard has one.
-            weight: memory of another layer to share (tied embeddings), [rows, in_features].
+            tied: the embedding whose weight, [rows, in_features], is this layer's; it is filled and finished before.
             weight_format: of every shard; each keeps its own scales.
         """
         super().__init__()
@@ -55,16 +58,18 @@ class Linear(nn.Module):
         self.context = context
         self.weight_format = weight_format
         rows = sum(self.shards.values())
-        self.weight: nn.Parameter | None = weight
+        self.weight: nn.Parameter | None = None if tied is None else tied.weight
+        self._tied = [] if tied is None else [tied]  # in a list: it is no part of this module
         self.quantized: dict[str, QuantizedTensors] = {}
-        if not isinstance(weight_format, Unquantized):
+        if tied is None and not isinstance(weight_format, Unquantized):
             for name, shard_rows in self.shards.items():
                 stored = QuantizedTensors.allocate(weight_format, shard_rows, in_features, context.device)
                 self.quantized[name] = stored
-        elif weight is None:
+        elif tied is None:
             self.weight = context.parameter(rows, in_features)
         self.bias = context.parameter(rows) if bias else None
         self.packed: Tensor | None = None
+        self.coded: PackedWeight | None = None
         self.stack: Stack | None = None
         self.counters: Tensor | None = None
         if compiles_for(context.device):
@@ -74,6 +79,8 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, rows]."""
+        if self.coded is not None and self.context.forms.packed_for(len(x)):
+            return self.coded.product(x)
         if self.packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
             return product
@@ -83,6 +90,26 @@ class Linear(nn.Module):
             return packed_linear(x, self.stack, self.bias)
         assert self.weight is not None
         return linear(x, self.weight, self.bias, self.counters)
+
+    @property
+    def forms(self) -> set[str]:
+        """In which forms the weight is kept."""
+        plain = "16bit" if self.context.dtype.itemsize == 2 else "plain"
+        held = (("packed", self.coded), (plain, self.packed), (plain, self.weight))
+        return {name for name, kept in held if kept is not None}
+
+    def scores(self, x: Tensor) -> Tensor:
+        """As `forward`, in float32 where that costs nothing."""
+        if self.coded is not None and self.context.forms.packed_for(len(x)):
+            return self.coded.product(x, torch.float32)
+        out: Tensor = self(x)
+        return out
+
+    def best(self, x: Tensor, limit: int) -> Tensor | None:
+        """Where the largest of the first `limit` of `scores(x)` is, int64 [T]; None if it must be sought."""
+        if self.coded is None or not self.context.forms.packed_for(len(x)):
+            return None
+        return self.coded.best(x, limit)
 
     def gated(self, x: Tensor) -> Tensor:
         """silu(first half) * second half of `forward(x)`, [T, in_features] -> [T, rows / 2]."""
@@ -104,7 +131,7 @@ class Linear(nn.Module):
         return targets
 
     def finish_loading(self) -> None:
-        """Bring quantised weights into the kernels' layout, or dequantise them.
+        """Bring weights into the layouts that products read, or dequantise them.
 
         On a CPU with bf16 instructions, keep the weight in oneDNN's layout in place of the plain one.
 
@@ -113,6 +140,11 @@ class Linear(nn.Module):
         Raises:
             UserError: quantised tensors contradict each other, or stand for numbers beyond the model's dtype.
         """
+        if self.context.forms.packed:
+            self.coded = self._code()
+            if self.coded is not None and not self.context.forms.plain:
+                self.quantized, self.weight = {}, None
+                return
         if self.quantized:
             self.stack = self._pack()
             if self.stack is None:
@@ -124,6 +156,25 @@ class Linear(nn.Module):
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
             self.weight = None
+
+    def _code(self) -> PackedWeight | None:
+        """The weights for the C products; None where these do not take them."""
+        shards = list(self.quantized.values())
+        for tied in self._tied:
+            stored = tied.take_stored()
+            shards = [] if stored is None else [stored]
+        if shards and keeps_codes(shards[0].format, shards[0].columns):
+            where = f"{self.context.prefix}{'|'.join(self.shards)}"
+            for shard in shards:
+                shard.check(where)
+            coded = pack_quantized(shards, self.bias, where)
+            if coded is not None:
+                return coded
+        if self.quantized:
+            self.weight = self._dequantize()
+            self.quantized = {}
+        assert self.weight is not None
+        return pack_plain(self.weight, self.bias)
 
     def _pack(self) -> Stack | None:
         """The weights as kernels read them; None where no kernel does."""

@@ -23,8 +23,12 @@ def dequantize(data: Tensor, type_name: str) -> Tensor:
         data: whole blocks, contiguous.
         type_name: one of `server.checkpoint.gguf_types.LOADABLE_TYPES`.
     """
-    blocks = data.view(-1, _BLOCK[type_name].block_bytes)
-    return DEQUANTIZERS[type_name](blocks).view(-1)
+    return DEQUANTIZERS[type_name](blocks_of(data, type_name)).view(-1)
+
+
+def blocks_of(data: Tensor, type_name: str) -> Tensor:
+    """uint8 [any multiple of the block's bytes] as [n, block_bytes]."""
+    return data.view(-1, _BLOCK[type_name].block_bytes)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
@@ -61,13 +65,17 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
+def q4_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minimums of the 8 groups of each Q4_K block, float32 [n, 8] each; minimums are subtracted."""
     packed = blocks[:, 4:16]
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1)
     minimum = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1)
-    scales = _half(blocks, 0) * scale.float()
-    minimums = _half(blocks, 2) * minimum.float()
+    return _half(blocks, 0) * scale.float(), _half(blocks, 2) * minimum.float()
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scales, minimums = q4_k_scales(blocks)
     values = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32).float()
     return values.mul_(scales.unsqueeze(2)).sub_(minimums.unsqueeze(2)).view(-1, 256)
 

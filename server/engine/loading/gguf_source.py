@@ -1,8 +1,8 @@
-"""Weights in a GGUF file: renamed, un-permuted and dequantised."""
+"""Weights in a GGUF file: renamed, un-permuted, and dequantised where numbers are wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class GGUFWeight:
     files: MappedFiles
     expert: int | None
     """Index into the first dimension of a stacked tensor."""
+    raw: bool
+    """Whether blocks are copied as they are, a row of bytes for a row of the weight, in place of the numbers."""
     heads: int | None
     """Set if each head's rows are regrouped: row 2j+p of a head is to become row p·hd/2+j."""
 
@@ -46,7 +48,8 @@ class GGUFWeight:
     @property
     def shape(self) -> tuple[int, ...]:
         """Row-major, of the slice if it is one."""
-        return self.header.shape if self.expert is None else self.header.shape[1:]
+        shape = self.header.shape if self.expert is None else self.header.shape[1:]
+        return (shape[0], self.nbytes // shape[0]) if self.raw and len(shape) == 2 else shape
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +74,9 @@ class GGUFWeight:
         if self.expert is not None:
             data = data[self.expert * self.nbytes : (self.expert + 1) * self.nbytes]
         rows = self._rows(data)
+        if self.raw:
+            target.copy_(rows)
+            return
         columns = self.shape[-1]
         out = target.view(-1, columns)
         if rows.shape[0] != out.shape[0]:  # a one-dimensional tensor of regrouped rows
@@ -92,8 +98,13 @@ class GGUFWeight:
         return data.view(count, -1)
 
 
-def gguf_sources(header: GGUFHeader, config: Mapping[str, Any]) -> list[GGUFWeight]:
+def gguf_sources(header: GGUFHeader, config: Mapping[str, Any], raw: Collection[str] = frozenset()) -> list[GGUFWeight]:
     """List all tensors in file order under their Hugging Face names, stacked experts apart.
+
+    Args:
+        header: of the file.
+        config: the model's.
+        raw: names whose blocks are wanted as they are.
 
     Raises:
         UserError: a tensor that this architecture does not have, or heads that do not divide its rows.
@@ -114,5 +125,5 @@ def gguf_sources(header: GGUFHeader, config: Mapping[str, Any]) -> list[GGUFWeig
                 f"{header.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which {regroup} heads cannot share"
             )
         for index, name in enumerate(target.names):
-            sources.append(GGUFWeight(name, tensor, files, index if target.stacked else None, regroup))
+            sources.append(GGUFWeight(name, tensor, files, index if target.stacked else None, name in raw, regroup))
     return sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -57,8 +57,9 @@ def load_weights(
     if load_format == "dummy":
         fill_with_random(model.weight_targets(), seed, progress)
     else:
-        sources = _sources(checkpoint, load_format)
-        fill(model.weight_targets(), model.ignored_weight, sources, str(checkpoint.path), progress)
+        targets = model.weight_targets()
+        sources = _sources(checkpoint, load_format, targets)
+        fill(targets, model.ignored_weight, sources, str(checkpoint.path), progress)
     model.finish_loading()
     return load_format if load_format == "dummy" else checkpoint.format
 
@@ -70,8 +71,9 @@ def match_weights(model: Loadable, checkpoint: Checkpoint, load_format: str) -> 
         UserError: see `load_weights`.
     """
     if load_format != "dummy":
-        sources = _sources(checkpoint, load_format)
-        match(model.weight_targets(), model.ignored_weight, sources, str(checkpoint.path))
+        targets = model.weight_targets()
+        sources = _sources(checkpoint, load_format, targets)
+        match(targets, model.ignored_weight, sources, str(checkpoint.path))
 
 
 def resolve_load_format(checkpoint: Checkpoint, load_format: str, setting: str = "--load-format") -> str:
@@ -98,7 +100,8 @@ def resolve_load_format(checkpoint: Checkpoint, load_format: str, setting: str =
     return checkpoint.format
 
 
-def _sources(checkpoint: Checkpoint, load_format: str) -> Sequence[WeightSource]:
+def _sources(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Tensor]) -> Sequence[WeightSource]:
     if resolve_load_format(checkpoint, load_format) == "gguf":
-        return gguf_sources(read_gguf_header(checkpoint.path), checkpoint.config)
+        raw = {name for name, target in targets.items() if target.dtype is torch.uint8}
+        return gguf_sources(read_gguf_header(checkpoint.path), checkpoint.config, raw)
     return safetensors_sources(read_headers(checkpoint))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from server.engine.cpu.stack import DecoderStack
 from server.engine.layers.context import BuildContext
 from server.engine.layers.embedding import VocabEmbedding
 from server.engine.layers.linear import Linear
@@ -19,6 +20,7 @@ from server.engine.models.config import ModelConfig
 from server.engine.models.draft import Borrowed, TargetHidden
 from server.engine.models.finish import finish_layers
 from server.engine.models.layer import DecoderLayer
+from server.engine.models.stack_parts import decoder_stack
 from server.engine.quantization.format import UNQUANTIZED
 from server.errors import UserError
 
@@ -48,8 +50,11 @@ class CausalLM(nn.Module):
         self.config = config
         self.capture = {boundary: place for place, boundary in enumerate(capture)}
         self.embed_tokens = None
+        tied = config.own_head and config.tie_word_embeddings
+        # How an embedding is stored only matters to a head that shares it.
+        stored = context.weight_format(["lm_head"]) if tied and config.own_embedding else UNQUANTIZED
         if config.own_embedding:
-            self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context)
+            self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, context, stored)
         embedding = self.embed_tokens or lender(lent).embed_tokens
         self.rotary = Rotary(config.rope, context.dtype, context.device)
         self.layers = nn.ModuleList(
@@ -58,13 +63,12 @@ class CausalLM(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
         self.lm_head = None
         if config.own_head:
-            shared = embedding.weight if config.tie_word_embeddings else None
             self.lm_head = Linear(
                 config.hidden_size,
                 {"lm_head": config.vocab_size},
                 context,
-                weight=shared,
-                weight_format=UNQUANTIZED if shared is not None else context.weight_format(["lm_head"]),
+                tied=embedding if tied else None,
+                weight_format=stored if tied else context.weight_format(["lm_head"]),
             )
         # Not as attributes of their own: that would make the target's modules this one's.
         self.ends = Borrowed(embedding, self.lm_head or lender(lent).lm_head)
@@ -72,6 +76,8 @@ class CausalLM(nn.Module):
         self.formats = context.formats
         self.num_parameters = count_parameters(self)
         """Counted before the weights are packed; tied ones once."""
+        self.stack: DecoderStack | None = None
+        """The layers as one call, where they are packed for it."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, plan: Any) -> TargetHidden:
         """The hidden states after the final norm, and those that are captured on the way.
@@ -106,9 +112,12 @@ class CausalLM(nn.Module):
             torch.add(x, residual, out=chunk)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] from `forward` -> [R, V] in the model's dtype."""
-        out: Tensor = self.ends.lm_head(hidden)
-        return out
+        """[R, H] from `forward` -> [R, V] in the model's dtype; float32 from a packed head, which adds up in it."""
+        return self.ends.lm_head.scores(hidden)
+
+    def best(self, hidden: Tensor, vocab_size: int) -> Tensor | None:
+        """The most probable of the first ids for each row, int64 [R]; None where it takes `logits` to know."""
+        return self.ends.lm_head.best(hidden, vocab_size)
 
     def weight_targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> the view of parameter memory that it fills; the view's shape is the expected one."""
@@ -138,6 +147,7 @@ class CausalLM(nn.Module):
     def finish_loading(self) -> None:
         """Bring the filled weights into the layouts that the layers compute with; call it once."""
         finish_layers(self)
+        self.stack = decoder_stack(self)
 
 
 def count_parameters(model: nn.Module) -> int:

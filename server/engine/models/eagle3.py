@@ -116,10 +116,10 @@ class Eagle3Draft(nn.Module):
             self.embed_tokens = VocabEmbedding(model.vocab_size, hidden, context)
         self.lm_head = None
         if config.head != "target's":
-            tied = self.embed_tokens.weight if self.embed_tokens and config.head == "embedding's" else None
+            tied = self.embed_tokens if config.head == "embedding's" else None
             stored = UNQUANTIZED if tied is not None else context.weight_format([config.file_module("lm_head")])
             head = {"lm_head": config.vocab.size}
-            self.lm_head = Linear(hidden, head, context, weight=tied, weight_format=stored)
+            self.lm_head = Linear(hidden, head, context, tied=tied, weight_format=stored)
         self.formats = context.formats
         self.num_parameters = count_parameters(self)
         """Its own."""

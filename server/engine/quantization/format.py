@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-Family = Literal["none", "fp8", "int4", "nvfp4"]
+Family = Literal["none", "fp8", "int4", "nvfp4", "ggml"]
 
 
 class TensorSpec(NamedTuple):

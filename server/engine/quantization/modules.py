@@ -12,6 +12,13 @@ from server.checkpoint.text_config import is_nested, text_tensor_name
 PART_OF_A_WEIGHT = re.compile(r"weight|weight_\w+|qweight|pre_quant_scale")
 _NO_LINEAR_LAYER = re.compile(r"(.*\.)?(embed_tokens|gate|shared_expert_gate|\w*norm\w*)")
 
+COMPUTED_TOGETHER = (
+    re.compile(r"(.*\.)(?:q_proj|k_proj|v_proj)"),
+    re.compile(r"(.*\.)(?:gate_proj|up_proj)"),
+    re.compile(r"(.*\.experts\.)\d+\.(?:gate_proj|up_proj|down_proj)"),
+)
+"""Modules with the same first group have to be stored alike."""
+
 
 class WeightModule(NamedTuple):
     """One module."""

@@ -6,7 +6,6 @@ quantised (a note), but not to be believed where it denies what lies in the file
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from server.checkpoint.checkpoint import Checkpoint
@@ -17,35 +16,33 @@ from server.engine.models.linear_names import linear_names, target_modules
 from server.engine.quantization.declaration import Declaration, Refused
 from server.engine.quantization.format import UNQUANTIZED, Unquantized, WeightFormat
 from server.engine.quantization.formats import Formats, Problem, not_alike
+from server.engine.quantization.ggml_formats import block_formats
 from server.engine.quantization.metadata import read_declaration
-from server.engine.quantization.modules import may_be_quantized, weight_modules
+from server.engine.quantization.modules import COMPUTED_TOGETHER, may_be_quantized, weight_modules
 from server.engine.quantization.patterns import names_of
 from server.engine.quantization.storage import PLAIN_DTYPES, stored_format
 
-_COMPUTED_TOGETHER = (
-    re.compile(r"(.*\.)(?:q_proj|k_proj|v_proj)"),
-    re.compile(r"(.*\.)(?:gate_proj|up_proj)"),
-    re.compile(r"(.*\.experts\.)\d+\.(?:gate_proj|up_proj|down_proj)"),
-)
-"""Modules with the same first group have to be stored alike."""
 
-
-def resolve_formats(checkpoint: Checkpoint, config: ModelConfig, names: Iterable[str] | None = None) -> Formats:
+def resolve_formats(
+    checkpoint: Checkpoint, config: ModelConfig, names: Iterable[str] | None = None, *, keep_blocks: bool = False
+) -> Formats:
     """The formats of all linear modules in a checkpoint, those of a draft inside it included.
 
-    Without weight files (load format dummy) the metadata alone decides. GGUF blocks are dequantised by the loader.
+    Without weight files (load format dummy) the metadata alone decides.
 
     Args:
         checkpoint: as located.
         config: the model's that it holds; problems of the model's own modules are not overlooked.
         names: linear modules that will be built, where there is no file to tell; the model's unless given.
+        keep_blocks: whether GGUF blocks stay as they are where they can be; else the loader dequantises them.
 
     Raises:
         UserError: the metadata cannot be understood, or its method is not supported. What only concerns some modules
             is raised when `Formats` is asked about them.
     """
     if checkpoint.format == "gguf":
-        return Formats(dict.fromkeys(names or linear_names(config), UNQUANTIZED))
+        formats = dict.fromkeys(names or linear_names(config), UNQUANTIZED)
+        return Formats({**formats, **(block_formats(checkpoint, config) if keep_blocks else {})})
     declaration = read_declaration(checkpoint)
     modules = weight_modules(read_headers(checkpoint))
     in_target = target_modules(config)
@@ -105,7 +102,7 @@ def _declared_alone(name: str, declaration: Declaration | None) -> WeightFormat 
 
 def _require_alike(by_module: dict[str, WeightFormat | Problem]) -> None:
     """Turn modules that are computed together and stored differently into problems."""
-    for together in _COMPUTED_TOGETHER:
+    for together in COMPUTED_TOGETHER:
         groups: dict[str, list[str]] = {}
         for name in by_module:
             match = together.fullmatch(name)

@@ -149,6 +149,12 @@ class SampleRow:
     """What the request's own `mask` says of this position; it stands for all bans."""
 
     @property
+    def plainly_greedy(self) -> bool:
+        """Whether the largest of the logits as they are is all that is wanted."""
+        request = self.request
+        return request.greedy and request.params.logprobs is None and not request.edited(self.position)
+
+    @property
     def position(self) -> int:
         """Number of tokens generated before."""
         return len(self.output) + len(self.draft)

@@ -1,0 +1,261 @@
+// All decoder layers of a dense model in one call: the embedding, the layers over the paged cache, the final norm.
+#include "attention.h"
+#include "team.h"
+
+typedef struct {
+    const float *input_norm, *post_norm;  // [hidden]
+    const float *query_norm, *key_norm;   // [head_dim], or NULL
+    Weight qkv, output, gate_up, down;
+    uint16_t *keys, *values;  // of the cache
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const uint16_t *embedding;       // bfloat16 [vocabulary, hidden]
+    const float *final_norm;         // [hidden]
+    const float *inverse_frequency;  // [rotary_dim / 2]
+    const int64_t *captured;         // [num_layers + 1], place among the captured boundaries, or -1
+    int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, rotary_dim, page_size, captures;
+    int64_t quantized, plain;  // which forms of the tokens the weights read
+    double eps, angle_scale;
+} Stack;
+
+typedef struct {
+    int64_t tokens, sequences, table_width;
+    const int64_t *ids, *positions, *slots;  // [tokens]
+    const int64_t *query_start;              // [sequences + 1]
+    const int64_t *tables;                   // [sequences, table_width]
+    uint16_t *hidden;                        // bfloat16 [tokens, hidden], the result
+    uint16_t *captured;                      // bfloat16 [tokens, captures * hidden]
+} Step;
+
+typedef struct {
+    int64_t sequence, first, last;  // tokens of one attention item
+} Span;
+
+typedef struct {
+    float *stream, *projected, *cosines, *sines;
+    Tokens narrow, heads, wide;  // of the hidden size, of all heads, of the intermediate size
+    Span *spans;
+    float *scratch;
+    int64_t bytes;
+} Room;
+
+static char *cut(Room *room, char *base, int64_t bytes)
+{
+    char *at = base + room->bytes;
+    room->bytes += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+static Tokens cut_tokens(Room *room, char *base, const Stack *s, int64_t count, int64_t columns)
+{
+    Tokens tokens = {.columns = columns, .quantized = (int)s->quantized, .plain = (int)s->plain};
+    if (s->quantized) {
+        tokens.codes = (int8_t *)cut(room, base, count * columns);
+        tokens.scales = (float *)cut(room, base, 4 * count * columns / BLOCK);
+        tokens.sums = (float *)cut(room, base, 4 * count * columns / BLOCK);
+    }
+    if (s->plain) tokens.rounded = (uint16_t *)cut(room, base, 2 * count * columns);
+    return tokens;
+}
+
+static Room lay_out(const Stack *s, int64_t tokens, int64_t threads, char *base)
+{
+    Room room = {.bytes = 0};
+    room.stream = (float *)cut(&room, base, 4 * tokens * s->hidden);
+    room.projected = (float *)cut(&room, base, 4 * tokens * (s->heads + 2 * s->kv_heads) * s->head_dim);
+    room.cosines = (float *)cut(&room, base, 4 * tokens * s->rotary_dim / 2);
+    room.sines = (float *)cut(&room, base, 4 * tokens * s->rotary_dim / 2);
+    room.narrow = cut_tokens(&room, base, s, tokens, s->hidden);
+    room.heads = cut_tokens(&room, base, s, tokens, s->heads * s->head_dim);
+    room.wide = cut_tokens(&room, base, s, tokens, s->intermediate);
+    room.spans = (Span *)cut(&room, base, tokens * sizeof(Span));
+    room.scratch = (float *)cut(&room, base, 4 * threads * attention_scratch(s->heads / s->kv_heads, s->head_dim));
+    return room;
+}
+
+// Bytes of `base` in outrider_stack.
+int64_t outrider_stack_room(const Stack *stack, int64_t tokens, int64_t threads)
+{
+    return lay_out(stack, tokens, threads, 0).bytes;
+}
+
+INLINE float inverse_norm(const float *x, int64_t size, double eps)
+{
+    Floats squares = {0};
+    for (int64_t i = 0; i < size; i += LANES) squares += load(x + i) * load(x + i);
+    return 1.0f / sqrtf(sum_of(squares) / size + (float)eps);
+}
+
+static void norm_token(const Stack *s, const float *x, const float *weight, const Tokens *out, int64_t token)
+{
+    float inverse = inverse_norm(x, s->hidden, s->eps);
+    for (int64_t i = 0; i < s->hidden; i += BLOCK)
+        put_block(out, token, i, load(x + i) * inverse * load(weight + i),
+                  load(x + i + LANES) * inverse * load(weight + i + LANES));
+}
+
+static void capture(const Stack *s, const Step *step, const float *stream, int64_t boundary, int64_t token)
+{
+    if (!s->captures || s->captured[boundary] < 0) return;
+    uint16_t *to = step->captured + (token * s->captures + s->captured[boundary]) * s->hidden;
+    for (int64_t i = 0; i < s->hidden; i += LANES) store_bf16(to + i, load(stream + token * s->hidden + i));
+}
+
+static void embed(const Stack *s, const Step *step, const Room *room, int64_t token)
+{
+    const uint16_t *from = s->embedding + step->ids[token] * s->hidden;
+    for (int64_t i = 0; i < s->hidden; i += LANES) store(room->stream + token * s->hidden + i, load_bf16(from + i));
+    const int64_t half = s->rotary_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float angle = (float)step->positions[token] * s->inverse_frequency[i];
+        room->cosines[token * half + i] = cosf(angle) * (float)s->angle_scale;
+        room->sines[token * half + i] = sinf(angle) * (float)s->angle_scale;
+    }
+}
+
+// Norm and turn the heads in place: pairs are (i, i + rotary_dim / 2).
+static void turn(const Stack *s, float *head, const float *norm, const float *cosines, const float *sines)
+{
+    if (norm) {
+        float inverse = inverse_norm(head, s->head_dim, s->eps);
+        for (int64_t i = 0; i < s->head_dim; i++) head[i] *= inverse * norm[i];
+    }
+    const int64_t half = s->rotary_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+    }
+}
+
+static void turn_and_keep(const Stack *s, const Layer *layer, const Step *step, const Room *room, int64_t token)
+{
+    const int64_t size = s->head_dim, kv = s->kv_heads * size, half = s->rotary_dim / 2;
+    float *queries = room->projected + token * (s->heads * size + 2 * kv), *keys = queries + s->heads * size;
+    const float *cosines = room->cosines + token * half, *sines = room->sines + token * half;
+    for (int64_t head = 0; head < s->heads; head++)
+        turn(s, queries + head * size, layer->query_norm, cosines, sines);
+    for (int64_t head = 0; head < s->kv_heads; head++) turn(s, keys + head * size, layer->key_norm, cosines, sines);
+    for (int64_t i = 0; i < kv; i += LANES) {
+        store_bf16(layer->keys + step->slots[token] * kv + i, load(keys + i));
+        store_bf16(layer->values + step->slots[token] * kv + i, load(keys + kv + i));
+    }
+}
+
+static void attend_span(const Stack *s, const Layer *layer, const Step *step, const Room *room, const Span *span,
+                        int64_t kv_head, float *scratch)
+{
+    const int64_t group = s->heads / s->kv_heads, size = s->head_dim, count = span->last - span->first;
+    const int64_t width = (s->heads + 2 * s->kv_heads) * size;
+    Cache cache = {layer->keys, layer->values, step->tables + span->sequence * step->table_width,
+                   s->page_size, s->kv_heads, size, s->heads};
+    float *queries = scratch, *out = queries + group * count * size;
+    const float factor = 1.44269504f / sqrtf((float)size);
+    for (int64_t i = 0; i < count; i++) {
+        const float *from = room->projected + (span->first + i) * width + kv_head * group * size;
+        for (int64_t j = 0; j < group * size; j += LANES) store(queries + i * group * size + j, load(from + j) * factor);
+    }
+    attend(&cache, kv_head, count, step->positions[span->first], queries, out, out + group * count * size);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < group * size; j += BLOCK) {
+            const float *from = out + i * group * size + j;
+            put_block(&room->heads, span->first + i, kv_head * group * size + j, load(from), load(from + LANES));
+        }
+}
+
+static int64_t cut_spans(const Step *step, Span *spans)
+{
+    int64_t count = 0;
+    for (int64_t r = 0; r < step->sequences; r++)
+        for (int64_t first = step->query_start[r]; first < step->query_start[r + 1]; first += MOST_QUERIES) {
+            int64_t end = step->query_start[r + 1], last = first + MOST_QUERIES < end ? first + MOST_QUERIES : end;
+            spans[count++] = (Span){r, first, last};
+        }
+    return count;
+}
+
+// Products of some tiles with all tokens; stored, or added to what is there.
+INLINE void project(const Weight *weight, const Tokens *x, int64_t count, int64_t tile, float *out, const int add)
+{
+    for (int64_t first = 0; first < count; first += MOST_TOKENS) {
+        int some = count - first < MOST_TOKENS ? (int)(count - first) : MOST_TOKENS;
+        Floats got[MOST_TOKENS];
+        multiply(some, weight, tile, x, first, got);
+        for (int i = 0; i < some; i++) {
+            float *to = out + (first + i) * weight->rows + tile * LANES;
+            store(to, add ? load(to) + got[i] : got[i]);
+        }
+    }
+}
+
+// silu(gate) * up for 32 columns, all tokens.
+static void gated(const Weight *weight, const Tokens *x, int64_t count, int64_t block, const Tokens *out)
+{
+    const int64_t gate = 2 * block, up = weight->rows / 2 / LANES + gate;
+    for (int64_t first = 0; first < count; first += MOST_TOKENS) {
+        int some = count - first < MOST_TOKENS ? (int)(count - first) : MOST_TOKENS;
+        Floats gates[2][MOST_TOKENS], ups[2][MOST_TOKENS];
+        for (int half = 0; half < 2; half++) {
+            multiply(some, weight, gate + half, x, first, gates[half]);
+            multiply(some, weight, up + half, x, first, ups[half]);
+        }
+        for (int i = 0; i < some; i++)
+            put_block(out, first + i, block * BLOCK, silu(gates[0][i]) * ups[0][i], silu(gates[1][i]) * ups[1][i]);
+    }
+}
+
+// Run the step: keys and values go into the cache, step->hidden receives the states after the final norm.
+void outrider_stack(const Stack *s, const Step *step, char *base, int64_t threads)
+{
+    Team team = {.size = (int)threads};
+    const Room room = lay_out(s, step->tokens, threads, base);
+    const int64_t count = step->tokens, spans = cut_spans(step, room.spans);
+    const int64_t scratch = attention_scratch(s->heads / s->kv_heads, s->head_dim);
+#pragma omp parallel num_threads(team.size)
+    {
+        float *own = room.scratch + omp_get_thread_num() * scratch;
+        SHARE(&team, count, token) {
+            embed(s, step, &room, token);
+            capture(s, step, room.stream, 0, token);
+            norm_token(s, room.stream + token * s->hidden, s->layers[0].input_norm, &room.narrow, token);
+        }
+        meet(&team);
+        for (int64_t l = 0; l < s->num_layers; l++) {
+            const Layer *layer = s->layers + l;
+            SHARE(&team, layer->qkv.rows / LANES, tile)
+                project(&layer->qkv, &room.narrow, count, tile, room.projected, 0);
+            meet(&team);
+            SHARE(&team, count, token) turn_and_keep(s, layer, step, &room, token);
+            meet(&team);
+            SHARE(&team, spans * s->kv_heads, item)
+                attend_span(s, layer, step, &room, room.spans + item / s->kv_heads, item % s->kv_heads, own);
+            meet(&team);
+            SHARE(&team, layer->output.rows / LANES, tile)
+                project(&layer->output, &room.heads, count, tile, room.stream, 1);
+            meet(&team);
+            SHARE(&team, count, token)
+                norm_token(s, room.stream + token * s->hidden, layer->post_norm, &room.narrow, token);
+            meet(&team);
+            SHARE(&team, s->intermediate / BLOCK, block)
+                gated(&layer->gate_up, &room.narrow, count, block, &room.wide);
+            meet(&team);
+            SHARE(&team, layer->down.rows / LANES, tile)
+                project(&layer->down, &room.wide, count, tile, room.stream, 1);
+            meet(&team);
+            SHARE(&team, count, token) {
+                const float *x = room.stream + token * s->hidden;
+                capture(s, step, room.stream, l + 1, token);
+                if (l + 1 < s->num_layers) {
+                    norm_token(s, x, s->layers[l + 1].input_norm, &room.narrow, token);
+                    continue;
+                }
+                float inverse = inverse_norm(x, s->hidden, s->eps);
+                for (int64_t i = 0; i < s->hidden; i += LANES)
+                    store_bf16(step->hidden + token * s->hidden + i, load(x + i) * inverse * load(s->final_norm + i));
+            }
+            meet(&team);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+// Weights as the products read them, and the product of one tile of 16 rows with up to MOST_TOKENS tokens.
+//
+// A weight lies in tiles of 16 rows; a tile is a run of blocks of 32 columns; lane i of every vector belongs to row i.
+//   4 bits: 256 bytes of codes (4 vectors of 4 columns a lane; low nibbles are columns 0 to 15, high ones 16 to 31),
+//           16 scales and 16 minimums in float16: W = code * scale + minimum
+//   8 bits: 512 bytes of codes (8 vectors of 4 columns a lane), 16 scales in float16: W = (code - 128) * scale
+//   16 bits: 1024 bytes of bfloat16 (16 vectors of 2 columns a lane)
+// Tokens are multiplied with the first two in int8 with a scale for each block, with the last in bfloat16.
+#pragma once
+#include "vectors.h"
+
+#define BLOCK 32
+// As many as the registers hold.
+#if defined(__AVX512F__)
+#define MOST_TOKENS 8
+#else
+#define MOST_TOKENS 4
+#endif
+
+enum { FOUR_BITS = 4, EIGHT_BITS = 8, SIXTEEN_BITS = 16 };
+
+typedef struct {
+    const uint8_t *data;
+    const float *bias;
+    int64_t bits, rows, columns;
+} Weight;
+
+// Tokens [T, columns], both ways; what no weight reads is not filled.
+typedef struct {
+    int8_t *codes;
+    float *scales;  // [T, columns / 32]
+    float *sums;    // the same; scale * sum of the block's codes
+    uint16_t *rounded;
+    int64_t columns;
+    int quantized, plain;
+} Tokens;
+
+INLINE int64_t block_bytes(int64_t bits) { return bits == FOUR_BITS ? 320 : bits == EIGHT_BITS ? 544 : 1024; }
+
+// Store 32 consecutive numbers of a token, which start a block.
+INLINE void put_block(const Tokens *tokens, int64_t token, int64_t column, Floats low, Floats high)
+{
+    int64_t at = token * tokens->columns + column;
+    if (tokens->plain) {
+        store_bf16(tokens->rounded + at, low);
+        store_bf16(tokens->rounded + at + LANES, high);
+    }
+    if (!tokens->quantized) return;
+    float most = largest_of(larger(magnitude(low), magnitude(high)));
+    float inverse = most > 0 ? 127.0f / most : 0.0f;
+    // Adding 1.5 * 2^23 rounds to a whole number.
+    Floats a = low * inverse + 12582912.0f, b = high * inverse + 12582912.0f;
+    Codes first = __builtin_convertvector((Ints)a - 0x4b400000, Codes);
+    Codes second = __builtin_convertvector((Ints)b - 0x4b400000, Codes);
+    memcpy(tokens->codes + at, &first, sizeof first);
+    memcpy(tokens->codes + at + LANES, &second, sizeof second);
+    float scale = most / 127.0f;
+    tokens->scales[at / BLOCK] = scale;
+    tokens->sums[at / BLOCK] = scale * sum_of((a - 12582912.0f) + (b - 12582912.0f));
+}
+
+INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens, int64_t first, Floats *out)
+{
+    Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
+    const int64_t blocks = tokens->columns / BLOCK;
+    const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
+    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) totals[i] = (Floats){0};
+    for (int64_t block = 0; block < blocks; block++, tile += 320) {
+        Bytes weights[8];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            Bytes both = load_bytes(tile + 64 * j);
+            weights[j] = low_nibbles(both);
+            weights[j + 4] = high_nibbles(both);
+        }
+        Floats scale = load_halves(tile + 256), minimum = load_halves(tile + 288);
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            const int32_t *x = codes + (i * blocks + block) * 8;
+            Ints even = {0}, odd = {0};
+#pragma GCC unroll 4
+            for (int j = 0; j < 8; j += 2) {
+                even = dot_nibbles(even, weights[j], x[j]);
+                odd = dot_nibbles(odd, weights[j + 1], x[j + 1]);
+            }
+            totals[i] += to_floats(even + odd) * (scale * scales[i * blocks + block]);
+            totals[i] += minimum * sums[i * blocks + block];
+        }
+    }
+    for (int i = 0; i < count; i++) out[i] = totals[i];
+}
+
+INLINE void eight_bits(const int count, const uint8_t *tile, const Tokens *tokens, int64_t first, Floats *out)
+{
+    Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
+    const int64_t blocks = tokens->columns / BLOCK;
+    const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
+    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) totals[i] = (Floats){0};
+    for (int64_t block = 0; block < blocks; block++, tile += 544) {
+        Bytes weights[8];
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) weights[j] = load_bytes(tile + 64 * j);
+        Floats scale = load_halves(tile + 512);
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            const int32_t *x = codes + (i * blocks + block) * 8;
+            Ints even = {0}, odd = {0};
+#pragma GCC unroll 4
+            for (int j = 0; j < 8; j += 2) {
+                even = dot_bytes(even, weights[j], x[j]);
+                odd = dot_bytes(odd, weights[j + 1], x[j + 1]);
+            }
+            Floats value = to_floats(even + odd) * scales[i * blocks + block];
+            totals[i] += scale * (value - EIGHT_BIT_EXCESS * sums[i * blocks + block]);
+        }
+    }
+    for (int i = 0; i < count; i++) out[i] = totals[i];
+}
+
+INLINE void sixteen_bits(const int count, const uint8_t *tile, const Tokens *tokens, int64_t first, Floats *out)
+{
+    Floats totals[MOST_TOKENS];
+    const int64_t pairs = tokens->columns / 2;
+    const uint32_t *x = (const uint32_t *)(tokens->rounded + first * tokens->columns);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) totals[i] = (Floats){0};
+    for (int64_t pair = 0; pair < pairs; pair += 2, tile += 128) {
+        Bytes even = load_bytes(tile), odd = load_bytes(tile + 64);
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            totals[i] = dot_bf16(totals[i], even, x[i * pairs + pair]);
+            totals[i] = dot_bf16(totals[i], odd, x[i * pairs + pair + 1]);
+        }
+    }
+    for (int i = 0; i < count; i++) out[i] = totals[i];
+}
+
+INLINE void tile_product(const int count, const Weight *weight, int64_t tile, const Tokens *x, int64_t first, Floats *out)
+{
+    const uint8_t *data = weight->data + tile * (weight->columns / BLOCK) * block_bytes(weight->bits);
+    if (weight->bits == FOUR_BITS) four_bits(count, data, x, first, out);
+    else if (weight->bits == EIGHT_BITS) eight_bits(count, data, x, first, out);
+    else sixteen_bits(count, data, x, first, out);
+    if (weight->bias) {
+        Floats bias = load(weight->bias + tile * LANES);
+        for (int i = 0; i < count; i++) out[i] += bias;
+    }
+}
+
+// Rows 16 * tile to 16 * tile + 15 of weight @ x for tokens first to first + count - 1; `count` is 1 to MOST_TOKENS.
+static void multiply(int count, const Weight *weight, int64_t tile, const Tokens *x, int64_t first, Floats *out)
+{
+    switch (count) {
+    case 1: tile_product(1, weight, tile, x, first, out); break;
+    case 2: tile_product(2, weight, tile, x, first, out); break;
+    case 3: tile_product(3, weight, tile, x, first, out); break;
+#if MOST_TOKENS == 8
+    case 4: tile_product(4, weight, tile, x, first, out); break;
+    case 5: tile_product(5, weight, tile, x, first, out); break;
+    case 6: tile_product(6, weight, tile, x, first, out); break;
+    case 7: tile_product(7, weight, tile, x, first, out); break;
+#endif
+    default: tile_product(MOST_TOKENS, weight, tile, x, first, out);
+    }
+}
