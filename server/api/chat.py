@@ -3,152 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.answer import AnswerHead, deliver
 from server.api.body import read_request
-from server.api.choice import Delta
-from server.api.errors import invalid
+from server.api.chat_format import ChatFormat
+from server.api.chat_tools import ToolUse, tool_use
+from server.api.conversation import conversation_of
+from server.api.errors import ApiError, invalid
 from server.api.generation import SequenceState
-from server.api.logprob_format import chat_logprobs, prompt_logprobs
-from server.api.responses import (
-    ChatBody,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessageBody,
-    MetricsBody,
-    PromptLogprobs,
-    Usage,
-)
+from server.api.message_reader import ReadingRules
+from server.api.reasoning import OPENING, is_open
 from server.api.sampling_params import TokenLimit
 from server.api.schemas.chat import ChatFields
 from server.api.schemas.load import GenerateRequest, generate_loader
 from server.api.sequences import Outline, build_sequences
 from server.api.serving import Serving
-from server.api.structured import grammar_of
-from server.api.tokenising import ChatPrompt
-from server.checkpoint.token_bytes import TokenBytes
+from server.api.structured import AskedGrammar, grammar_of
+from server.api.tokenising import EncodedPrompt
+from server.api.tool_grammar import after_reasoning
 from server.messages import Grammar
 
 _load = generate_loader(ChatFields)
-
-
-@dataclass(frozen=True)
-class ChatFormat:
-    """Writes `chat.completion` objects and their chunks."""
-
-    head: AnswerHead
-    token_bytes: TokenBytes
-    top_logprobs: int | None
-    prompt_logprobs: int | None
-    return_token_ids: bool
-
-    def whole(
-        self, choices: list[tuple[SequenceState, Delta]], usage: Usage, metrics: MetricsBody | UnsetType
-    ) -> ChatBody:
-        """One object with all choices."""
-        first, delta = choices[0]
-        return ChatBody(
-            self.head.id,
-            "chat.completion",
-            self.head.created,
-            self.head.model,
-            [self._choice(sequence, delta) for sequence, delta in choices],
-            usage=usage,
-            prompt_token_ids=first.request.prompt_token_ids if self.return_token_ids else UNSET,
-            prompt_logprobs=self._prompt_logprobs(first, delta),
-            metrics=metrics,
-        )
-
-    def chunks(
-        self,
-        sequence: SequenceState,
-        delta: Delta,
-        first: bool,
-        usage: Usage | None | UnsetType,
-        metrics: MetricsBody | UnsetType,
-    ) -> list[Struct]:
-        """One chunk with one choice, after one that names the role."""
-        chunks: list[Struct] = []
-        index = sequence.choice.index
-        if first:
-            with_prompt = index == 0
-            role = ChatChunkChoice(index, ChatDelta(role="assistant", content=""), None, None)
-            chunks.append(
-                self._chunk(
-                    [role],
-                    usage,
-                    UNSET,
-                    sequence.request.prompt_token_ids if with_prompt and self.return_token_ids else UNSET,
-                    self._prompt_logprobs(sequence, delta) if with_prompt else UNSET,
-                )
-            )
-        if delta.text or delta.tokens or delta.finish_reason is not None:
-            choice = ChatChunkChoice(
-                index=index,
-                delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
-                logprobs=self._logprobs(delta),
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                token_ids=self._token_ids(delta),
-            )
-            chunks.append(self._chunk([choice], usage, metrics))
-        return chunks
-
-    def last_chunk(self, usage: Usage, metrics: MetricsBody | UnsetType) -> ChatBody:
-        """The usage chunk."""
-        return self._chunk([], usage, metrics)
-
-    def _chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        usage: Usage | None | UnsetType,
-        metrics: MetricsBody | UnsetType,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
-        prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
-    ) -> ChatBody:
-        return ChatBody(
-            self.head.id,
-            "chat.completion.chunk",
-            self.head.created,
-            self.head.model,
-            choices,
-            usage=usage,
-            prompt_token_ids=prompt_token_ids,
-            prompt_logprobs=prompt_logprobs,
-            metrics=metrics,
-        )
-
-    def _choice(self, sequence: SequenceState, delta: Delta) -> ChatChoice:
-        return ChatChoice(
-            index=sequence.choice.index,
-            message=ChatMessageBody("assistant", delta.text),
-            logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-            token_ids=self._token_ids(delta),
-        )
-
-    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        if self.top_logprobs is None:
-            return None
-        return chat_logprobs(delta.tokens, self.top_logprobs, self.token_bytes)
-
-    def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
-        return [token.token_id for token in delta.tokens] if self.return_token_ids else UNSET
-
-    def _prompt_logprobs(self, sequence: SequenceState, delta: Delta) -> PromptLogprobs | UnsetType:
-        if self.prompt_logprobs is None or delta.prompt_logprobs is None:
-            return UNSET
-        return prompt_logprobs(
-            sequence.request.prompt_token_ids, delta.prompt_logprobs, self.prompt_logprobs, self.token_bytes
-        )
 
 
 async def create_chat_completion(request: Request, serving: Serving) -> Response:
@@ -160,8 +38,15 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     serving.admit(asked.sampling.n)
     codec = serving.codec
     top_logprobs = _top_logprobs(asked.own)
-    grammar = await serving.check_grammar(grammar_of(asked.sampling))
-    sequences = await serving.work(request, lambda: _sequences(serving, asked, top_logprobs, grammar, arrived))
+    use = tool_use(asked.own, serving.model.formats.calls)
+    prompt, asked_grammar = await serving.work(
+        request, lambda: (_prompt(serving, asked, use), _asked_grammar(asked, use, codec.special_tokens))
+    )
+    rules = _reading_rules(serving, asked.own, use, prompt)
+    grammar = await _checked(serving, asked_grammar, use, rules)
+    sequences = await serving.work(
+        request, lambda: _sequences(serving, asked, prompt, rules, top_logprobs, grammar, arrived)
+    )
     generation = serving.begin(sequences, arrived)
     style = ChatFormat(
         AnswerHead("chatcmpl", model),
@@ -169,6 +54,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
         top_logprobs,
         asked.delivery.prompt_logprobs,
         asked.delivery.return_token_ids,
+        rules,
     )
     return await deliver(request, serving, generation, style, asked)
 
@@ -179,9 +65,67 @@ def _top_logprobs(own: ChatFields) -> int | None:
     return (own.top_logprobs or 0) if own.logprobs else None
 
 
+def _asked_grammar(
+    asked: GenerateRequest[ChatFields], use: ToolUse | None, special_tokens: list[str]
+) -> AskedGrammar | None:
+    content = grammar_of(asked.sampling)
+    return content if use is None else use.grammar(content, special_tokens)
+
+
+def _prompt(serving: Serving, asked: GenerateRequest[ChatFields], use: ToolUse | None) -> EncodedPrompt:
+    own = asked.own
+    conversation = conversation_of(
+        own.messages,
+        use.tools if use is not None else (),
+        add_generation_prompt=own.add_generation_prompt,
+        continue_final_message=own.continue_final_message,
+        arguments=own.chat_template_kwargs,
+    )
+    return serving.codec.encode_chat(
+        conversation,
+        add_special_tokens=own.add_special_tokens,
+        keep_last=asked.delivery.truncate_prompt_tokens,
+        max_tokens=serving.max_model_len,
+    )
+
+
+def _reading_rules(serving: Serving, own: ChatFields, use: ToolUse | None, prompt: EncodedPrompt) -> ReadingRules:
+    thinks = serving.model.formats.reasoning
+    continued = own.messages[-1].content if own.continue_final_message else None
+    return ReadingRules(
+        call_format=None if use is None else use.form,
+        function_names=frozenset() if use is None else use.names,
+        parallel_calls=own.parallel_tool_calls,
+        split_reasoning=thinks and (continued is None or is_open(continued)),
+        reasoning_opened=thinks and (_ends_with_opening(prompt) if continued is None else is_open(continued)),
+        include_reasoning=own.include_reasoning,
+    )
+
+
+def _ends_with_opening(prompt: EncodedPrompt) -> bool:
+    """Whether the template itself begins the reasoning."""
+    return prompt.text is not None and prompt.text.rstrip().endswith(OPENING)
+
+
+async def _checked(
+    serving: Serving, asked: AskedGrammar | None, use: ToolUse | None, rules: ReadingRules
+) -> Grammar | None:
+    """What the answer is bound to, behind its reasoning. Raises `ApiError` 400 that names the field at fault."""
+    if asked is not None and rules.split_reasoning:
+        asked = AskedGrammar(after_reasoning(asked.grammar, opened=rules.reasoning_opened), asked.param)
+    try:
+        return await serving.check_grammar(asked)
+    except ApiError:
+        for single in use.single_grammars() if use is not None else ():
+            await serving.check_grammar(single)
+        raise
+
+
 def _sequences(
     serving: Serving,
     asked: GenerateRequest[ChatFields],
+    prompt: EncodedPrompt,
+    rules: ReadingRules,
     top_logprobs: int | None,
     grammar: Grammar | None,
     arrived: float,
@@ -201,14 +145,6 @@ def _sequences(
         logprobs=top_logprobs,
         prompt_logprobs=delivery.prompt_logprobs,
         grammar=grammar,
-    )
-    chat = ChatPrompt(
-        messages=[message.model_dump(exclude_none=True) for message in own.messages],
-        add_generation_prompt=own.add_generation_prompt,
-        add_special_tokens=own.add_special_tokens,
-        arguments=own.chat_template_kwargs,
-    )
-    prompt = serving.codec.encode_chat(
-        chat, keep_last=delivery.truncate_prompt_tokens, max_tokens=serving.max_model_len
+        shown_ids=serving.codec.ids_of(rules.marks),
     )
     return build_sequences(serving, outline, [prompt])

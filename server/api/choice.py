@@ -20,6 +20,8 @@ class TextRules:
     include_stop: bool = False
     skip_special_tokens: bool = True
     eos_token_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens that are text all the same: marks of what is read out of it."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,9 @@ class Choice:
         self.finished = False
         self._token_bytes = token_bytes
         self._rules = rules
-        self._detokenizer = Detokenizer(token_bytes, skip_special_tokens=rules.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            token_bytes, skip_special_tokens=rules.skip_special_tokens, shown=rules.shown_ids
+        )
         self._matcher = StopMatcher(rules.stops) if rules.stops else None
         self._waiting: list[Token] = []
         self._ready = 0  # how many of the waiting tokens end where a character ends

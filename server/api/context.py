@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from server.api.answer_formats import AnswerFormats, answer_formats
 from server.api.engine_client import EngineClient
 from server.api.generation_defaults import GenerationDefaults
 from server.api.recorder import Recorder
+from server.api.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     from server.checkpoint.tokenizer import TokenizerFiles
@@ -24,11 +26,17 @@ class ServedModel:
     """Of the model's logits; token ids of requests lie below it."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Sampling defaults as in generation_config.json; empty with `--generation-config none`."""
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     defaults: GenerationDefaults = field(init=False)
+    formats: AnswerFormats = field(init=False)
+    """How it writes tool calls and reasoning."""
 
     def __post_init__(self) -> None:
         """Raise `UserError` when the generation config makes no sense."""
         object.__setattr__(self, "defaults", GenerationDefaults.from_config(self.generation_config))
+        formats = answer_formats(self.tokenizer.chat_templates, self.tool_call_parser, self.reasoning_parser)
+        object.__setattr__(self, "formats", formats)
 
 
 @dataclass
@@ -68,5 +76,7 @@ class AppContext:
     allowed_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the server; "*" is all."""
     root_path: str = ""
+    renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
+    """Renders chat templates, in processes of its own."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time of the start, shown by `/v1/models`."""

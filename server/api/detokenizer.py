@@ -16,9 +16,12 @@ class Detokenizer:
     decode of all bytes at once.
     """
 
-    def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """`shown` are special tokens that are not skipped."""
         self._token_bytes = token_bytes
-        self._hidden = token_bytes.special_ids if skip_special_tokens else frozenset()
+        self._hidden = token_bytes.special_ids - shown if skip_special_tokens else frozenset()
         self._decoder = _decoder("replace")
         self.complete = True
         """False while part of a character waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.api.message_piece import MessagePiece
-from server.api.reasoning import ThinkSplitter
+from server.api.reasoning import CLOSING, OPENING, ThinkSplitter
 from server.api.tool_call_parser import CallFormat, ToolCallParser
 from server.messages import FinishReason
 
@@ -23,6 +23,12 @@ class ReadingRules:
     """Whether the prompt ends inside the reasoning."""
     include_reasoning: bool = True
     """False: what the model thinks is left out of the answer."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What is looked for; in some vocabularies these are special tokens."""
+        of_calls = () if self.call_format is None else (self.call_format.opening, self.call_format.closing)
+        return (*of_calls, *((OPENING, CLOSING) if self.split_reasoning else ()))
 
 
 class MessageReader:

@@ -11,6 +11,11 @@ OPENING = "<think>"
 CLOSING = "</think>"
 
 
+def is_open(text: str) -> bool:
+    """Whether a message so far ends inside the reasoning."""
+    return text.rfind(OPENING) > text.rfind(CLOSING)
+
+
 class ThinkSplitter:
     """Takes `<think>…</think>` at the start of the text out of it; the content is what is left.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import UNSET, Struct, UnsetType
 
 from server.messages import FinishReason
@@ -126,12 +128,47 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionBody(Struct, frozen=True):
+    """A function that is called."""
+
+    name: str
+    arguments: str
+    """JSON as the model wrote it."""
+
+
+class ToolCallBody(Struct, frozen=True):
+    """A tool call of a whole answer."""
+
+    id: str
+    function: FunctionBody
+    type: Literal["function"] = "function"
+
+
+class FunctionDelta(Struct, frozen=True):
+    """A piece of a call: the name once, with the first piece; the arguments joined are the whole."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct, frozen=True):
+    """A piece of one tool call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatMessageBody(Struct, frozen=True):
     """The assistant's answer."""
 
     role: str
-    content: str
+    content: str | None
+    """null where the answer has reasoning or tool calls alone."""
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
@@ -139,6 +176,11 @@ class ChatDelta(Struct, frozen=True, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(Struct, frozen=True):
@@ -147,7 +189,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: ChatMessageBody
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -158,7 +200,7 @@ class ChatChunkChoice(Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 

@@ -39,6 +39,8 @@ class Outline:
     echo: bool = False
     grammar: Grammar | None = None
     """What the answers must be, already checked."""
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens that stand in the text."""
 
 
 def build_sequences(serving: Serving, outline: Outline, prompts: Sequence[EncodedPrompt]) -> list[SequenceState]:
@@ -62,6 +64,7 @@ def build_sequences(serving: Serving, outline: Outline, prompts: Sequence[Encode
         include_stop=sampling.include_stop_str_in_output,
         skip_special_tokens=sampling.skip_special_tokens,
         eos_token_ids=frozenset(codec.files.eos_token_ids),
+        shown_ids=outline.shown_ids,
     )
     sequences: list[SequenceState] = []
     for prompt in prompts:

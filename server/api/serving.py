@@ -50,7 +50,7 @@ class Serving:
         """Its tokenizer and templates. Raises `ApiError` 503 while it loads."""
         model = self.model
         if self._codec is None or self._codec[0] is not model:
-            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size))
+            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size, self.context.renderer))
         return self._codec[1]
 
     async def work(self, request: Request, call: Callable[[], T]) -> T:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from server.api.chat_template import ChatTemplates
+from server.api.chat_template import ChatTemplates, Conversation
 from server.api.errors import invalid
 from server.api.schemas.completion import PromptInput
+from server.api.template_renderer import TemplateRenderer
 from server.checkpoint.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -30,27 +31,17 @@ class EncodedPrompt:
     """Positions of the special tokens that the tokenizer added of its own accord, such as BOS."""
 
 
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation to render."""
-
-    messages: Sequence[dict[str, Any]]
-    add_generation_prompt: bool
-    add_special_tokens: bool
-    arguments: dict[str, Any]
-
-
 class TextCodec:
     """The tokenizer, the bytes of its tokens and the chat templates of the served model.
 
     The methods may block; call them through `Serving.work`.
     """
 
-    def __init__(self, files: TokenizerFiles, vocab_size: int) -> None:
+    def __init__(self, files: TokenizerFiles, vocab_size: int, renderer: TemplateRenderer) -> None:
         self.files = files
         self.vocab_size = vocab_size
         self.token_bytes = TokenBytes(files)
-        self.templates = ChatTemplates(files.chat_templates, files.special_tokens)
+        self.templates = ChatTemplates(files.chat_templates, files.special_tokens, renderer)
         self._tokenizer = files.tokenizer
         bos = files.special_tokens.get("bos_token")
         self._bos_id: int | None = None if bos is None else files.tokenizer.token_to_id(bos)
@@ -74,24 +65,27 @@ class TextCodec:
         return self._ids_and_mask(text, add_special_tokens)[0]
 
     def encode_chat(
-        self, chat: ChatPrompt, *, keep_last: int | None = None, max_tokens: int | None = None
+        self,
+        conversation: Conversation,
+        *,
+        add_special_tokens: bool,
+        keep_last: int | None = None,
+        max_tokens: int | None = None,
     ) -> EncodedPrompt:
         """Render the template and tokenise the result as a whole. Raises `ApiError` 400."""
-        messages: Sequence[dict[str, Any]] = chat.messages
-        if not self.templates.mentions("developer"):  # most templates know only the older name of that role
-            messages = [
-                message | {"role": "system"} if message["role"] == "developer" else message for message in messages
-            ]
-        text = self.templates.render(
-            messages, add_generation_prompt=chat.add_generation_prompt, arguments=chat.arguments
-        )
-        return self._encode(text, chat.add_special_tokens, keep_last, max_tokens, param="messages")
+        text = self.templates.render(conversation)
+        return self._encode(text, add_special_tokens, keep_last, max_tokens, param="messages")
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the start of a text and after a space."""
         texts = [text for word in words for text in (word, " " + word.lstrip())]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return tuple(dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids))
+
+    def ids_of(self, marks: Iterable[str]) -> frozenset[int]:
+        """Ids of those marks that are tokens."""
+        found = (self._tokenizer.token_to_id(mark) for mark in marks if mark)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def check_ids(self, token_ids: list[int], param: str) -> list[int]:
         """The ids themselves; raises `ApiError` 400 when one lies outside the vocabulary."""

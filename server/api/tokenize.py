@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.body import read_request
+from server.api.conversation import conversation_of
 from server.api.errors import invalid
 from server.api.schemas.load import simple_loader
 from server.api.schemas.tokenize import DetokenizeFields, TokenizeFields
 from server.api.service import json_response
 from server.api.service_bodies import DetokenizeBody, TokenizeBody
 from server.api.serving import Serving
-from server.api.tokenising import ChatPrompt, TextCodec
+from server.api.tokenising import TextCodec
 
 INFO_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -81,11 +82,12 @@ async def tokenizer_info(serving: Serving) -> Response:
 
 def _encode(codec: TextCodec, fields: TokenizeFields) -> list[int]:
     if fields.messages is not None:
-        chat = ChatPrompt(
-            messages=[message.model_dump(exclude_none=True) for message in fields.messages],
+        conversation = conversation_of(
+            fields.messages,
+            fields.tools,
             add_generation_prompt=fields.add_generation_prompt,
-            add_special_tokens=bool(fields.add_special_tokens),
+            continue_final_message=fields.continue_final_message,
             arguments=fields.chat_template_kwargs,
         )
-        return codec.encode_chat(chat).token_ids
+        return codec.encode_chat(conversation, add_special_tokens=bool(fields.add_special_tokens)).token_ids
     return codec.encode_text(fields.prompt or "", add_special_tokens=fields.add_special_tokens is not False)

@@ -23,13 +23,15 @@ class CallFormat:
     """The mark behind it; may be ""."""
     bare: bool
     """Whether a call may stand without its opening mark, at the start of the text or behind another call."""
+    separator: str
+    """Between two calls, where the form of the answer is enforced."""
     arguments_key: Literal["arguments", "parameters"]
     opening_is_text: bool = True
     """Whether the opening mark stays when no call follows it; a control token does not."""
 
 
-HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", False, "arguments")
-LLAMA3_JSON = CallFormat("llama3_json", "<|python_tag|>", "", True, "parameters", opening_is_text=False)
+HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", False, "\n", "arguments")
+LLAMA3_JSON = CallFormat("llama3_json", "<|python_tag|>", "", True, "; ", "parameters", opening_is_text=False)
 CALL_FORMATS = {form.name: form for form in (HERMES, LLAMA3_JSON)}
 
 

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from server.api.context import AppContext, ServedModel, ServingState
 from server.api.engine_client import EngineClient
 from server.api.http_server import http_server
 from server.api.recorder import FinishedSequence
+from server.api.template_renderer import TemplateRenderer
 from server.checkpoint.tokenizer import TokenizerFiles
 from server.messages import EngineReady, EngineRequest
 
@@ -91,6 +93,12 @@ class Api:
         return response.json()
 
 
+@cache
+def shared_renderer() -> TemplateRenderer:
+    """One for all tests of a run: its processes take a moment to start."""
+    return TemplateRenderer()
+
+
 @contextlib.asynccontextmanager
 async def serve_api(
     script: Callable[[EngineRequest], Sequence[int]] | str = "Hello world, hello there!",
@@ -98,6 +106,8 @@ async def serve_api(
     files: TokenizerFiles | None = None,
     ready: EngineReady | None = READY,
     generation_config: dict[str, Any] | None = None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
     **settings: Any,
 ) -> AsyncIterator[Api]:
     """Run the app on an engine that answers with `script`: token ids by request, or a text, then EOS."""
@@ -111,13 +121,21 @@ async def serve_api(
     link = EngineClient(link_dir)
     engine = FakeEngine(link_dir, answer)
     records = Records()
-    state = ServingState(ServedModel(files, VOCAB_SIZE, generation_config or {}))
+    state = ServingState(
+        ServedModel(
+            files,
+            VOCAB_SIZE,
+            generation_config or {},
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+        )
+    )
     context = AppContext(
         engine=link,
         recorder=records,
         render_metrics=lambda accept: (b"# metrics for " + accept.encode(), "text/plain; version=0.0.4"),
         state=state,
-        **{"served_names": ("tiny",), "version": "0.1.0", **settings},
+        **{"served_names": ("tiny",), "version": "0.1.0", "renderer": shared_renderer(), **settings},
     )
     app = create_app(context)
     await link.start()

@@ -9,6 +9,7 @@ from tiny_tokenizer import byte_level, sentencepiece
 
 from server.api.choice import Choice, Delta, TextRules
 from server.api.detokenizer import Detokenizer
+from server.api.template_renderer import TemplateRenderer
 from server.api.tokenising import TextCodec
 from server.checkpoint.token_bytes import TokenBytes
 from server.messages import RequestOutput
@@ -128,7 +129,7 @@ def test_a_stop_counts_only_from_min_tokens_on() -> None:
 
 
 def codec(bos: bool = True) -> TextCodec:
-    return TextCodec(byte_level(bos), 400)
+    return TextCodec(byte_level(bos), 400, TemplateRenderer())
 
 
 def test_there_is_one_bos_even_when_the_text_brings_its_own() -> None:

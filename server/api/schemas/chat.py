@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.api.schemas.fields import STRICT, Positive, TopLogprobs, refuse
+from server.api.schemas.tools import MAX_TOOLS, CalledTool, ToolChoice, ToolFields
 
-_RESERVED_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+_RESERVED_ARGUMENTS = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "raise_exception",
+        "strftime_now",
+    }
+)
+_MAX_ARGUMENT_VALUES = 1024
+_MAX_ARGUMENT_CHARACTERS = 16384
 
 
 def _content(value: object) -> str:
@@ -32,15 +46,30 @@ def _content(value: object) -> str:
 
 
 def _template_arguments(value: object) -> dict[str, Any]:
-    """Plain values only: a template works on them, and its time must stay bounded."""
+    """Plain JSON of a bounded size, under names that are free."""
     if not isinstance(value, dict) or len(value) > 32:
-        raise refuse("must be an object of at most 32 plain values")
-    for name, item in value.items():
-        if not name.isidentifier() or name in _RESERVED_ARGUMENTS:
+        raise refuse("must be an object of at most 32 values")
+    for name in value:
+        if not name.isidentifier() or name in _RESERVED_ARGUMENTS or name.endswith("_token"):
             raise refuse(f"{name[:40]!r} is not a name that a request may set")
-        small = isinstance(item, int | float) and abs(item) < 2**31
-        if not (item is None or small or (isinstance(item, str) and len(item) <= 1024)):
-            raise refuse(f"the value of {name[:40]!r} must be a boolean, a short string or a number")
+    values = characters = 0
+    pending: list[Any] = list(value.values())
+    while pending:
+        item = pending.pop()
+        values += 1
+        if isinstance(item, dict):
+            characters += sum(map(len, item))
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, str):
+            characters += len(item)
+        elif isinstance(item, int | float) and not abs(item) <= 2**53:
+            raise refuse("holds a number that is too large")
+        if values + len(pending) > _MAX_ARGUMENT_VALUES or characters > _MAX_ARGUMENT_CHARACTERS:
+            raise refuse(
+                f"may hold at most {_MAX_ARGUMENT_VALUES} values and {_MAX_ARGUMENT_CHARACTERS} characters of text"
+            )
     return value
 
 
@@ -69,7 +98,6 @@ TemplateArguments = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
             "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
             "maxProperties": 32,
         }
@@ -82,10 +110,29 @@ class ChatMessage(BaseModel):
 
     model_config = STRICT
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Content, Field(description="May be missing from an assistant's message.")] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = None
+    reasoning_content: Annotated[str, Field(description="What the assistant thought.")] | None = None
+    reasoning: Annotated[str, Field(description="The same, as other servers call it.")] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: (
+        Annotated[str, Field(max_length=256, description="The call that a tool's message answers.")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> ChatMessage:
+        if self.role != "assistant":
+            if self.content is None:
+                raise refuse(f"a message of role {self.role!r} needs a content")
+            if self.tool_calls:
+                raise refuse(f"only an assistant's message has tool_calls, not one of role {self.role!r}")
+        elif self.content is None and not self.tool_calls and self.reasoning_content is None and self.reasoning is None:
+            raise refuse("an assistant's message needs a content, or tool_calls")
+        return self
+
+
+Tools = Annotated[list[ToolFields], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ChatFields(BaseModel):
@@ -98,6 +145,18 @@ class ChatFields(BaseModel):
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    """Unset: true, unless the final message is continued."""
+    continue_final_message: Annotated[
+        bool, Field(description="The answer goes on where the last message, the assistant's, ends.")
+    ] = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateArguments = {}
+    tools: Tools = []
+    tool_choice: Annotated[
+        ToolChoice, Field(description="'auto' where there are tools. 'required' and a named function are enforced.")
+    ] = "auto"
+    parallel_tool_calls: Annotated[bool, Field(description="false: one call at most.")] = True
+    include_reasoning: Annotated[bool, Field(description="false: what the model thinks is left out of the answer.")] = (
+        True
+    )

@@ -15,6 +15,7 @@ NO_EFFECT = frozenset(
         "service_tier",
         "prediction",
         "parallel_tool_calls",
+        "include_reasoning",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -52,7 +53,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """Field names with the values that mean the same as leaving the field out."""
 
-_MESSAGE_FIELDS = ("tool_calls", "function_call", "audio", "tool_call_id")
+_MESSAGE_FIELDS = ("function_call", "audio")
 
 
 def refuse_unsupported(raw: Mapping[str, Any], known: frozenset[str]) -> None:
