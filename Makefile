@@ -23,7 +23,7 @@ test-clients: $(VENV)/.dev client-environments  ## clients that we did not write
 test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
 	$(PYTEST) $(FLAGS)
 
-test-observe: $(VENV)/.dev .tools/prometheus  ## rules, dashboards, traces, logs, chaos; with a real Prometheus (Debian)
+test-observe: $(VENV)/.dev .tools/prometheus .tools/faketime  ## rules, dashboards, traces, logs, chaos; with a real Prometheus (Debian)
 	$(BIN)/python -m pytest -m "not slow" tests/unit/test_observe_*.py tests/ops/test_observe_*.py tests/ops/test_chaos_*.py $(FLAGS)
 
 test-deploy: $(VENV)/.dev deploy-tools image-tools  ## Dockerfile, chart, compose; builds the CPU image and asks it
@@ -36,10 +36,14 @@ lint: $(VENV)/.dev
 
 install: $(VENV)/.serve
 
-# Prometheus and promtool out of Debian's package, without installing it.
+# Prometheus, promtool and a library that lets clocks jump, out of Debian's packages, without installing them.
 .tools/prometheus:
 	mkdir -p .tools
 	cd .tools && apt-get download prometheus && dpkg -x prometheus_*.deb prometheus
+
+.tools/faketime:
+	mkdir -p .tools
+	cd .tools && apt-get download libfaketime && dpkg -x libfaketime_*.deb faketime
 
 # torch first and alone: a plain `pip install torch` on Linux may bring gigabytes of CUDA that a CPU has no use for.
 # Choose another build with TORCH="torch --index-url ..." (CUDA) or have torch installed in the environment already.
@@ -87,12 +91,17 @@ deploy-tools: .tools/deploy/.done
 	cd .tools/deploy && npm ci --silent --no-audit --no-fund
 	touch $@
 
-# Builds and runs images without a Docker engine (Debian; root).
-image-tools:
+# Builds and runs images without a Docker engine (Debian; root). The schema of compose files is in Debian's docker-compose.
+image-tools: .tools/compose_spec.json
 	command -v buildah crun mmdebstrap >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah crun mmdebstrap; }
 
 TORCH_VERSION := 2.13.0
+
+.tools/compose_spec.json:
+	mkdir -p .tools/docker-compose
+	cd .tools/docker-compose && apt-get download -q docker-compose && dpkg -x docker-compose_*.deb .
+	cp .tools/docker-compose/usr/lib/python3/dist-packages/compose/config/compose_spec.json $@
 
 # The packages of the images, pinned with their hashes. Run it after a change of pyproject.toml's dependencies. torch is
 # installed before them (see the Dockerfile); what a CUDA build of it brings along is pinned here, too.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.config import Settings
+from server.errors import UserError
 
 ENGINE_COMMAND = (sys.executable, "-m", "server.engine")
 
@@ -32,9 +33,18 @@ class EngineProcess:
         """Start `command` with the settings as a file in `folder`, which also holds the link's sockets.
 
         API keys, and what needs them, are no business of the engine and stay out of the file.
+
+        Raises:
+            UserError: the file cannot be written.
         """
         config = folder / "settings.json"
-        config.write_text(settings.model_dump_json(exclude={"api_key", "max_inflight_per_key"}), encoding="utf-8")
+        content = settings.model_dump_json(exclude={"api_key", "max_inflight_per_key"})
+        try:
+            config.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"{config} cannot be written: {error.strerror}; set TMPDIR to a folder with space"
+            ) from None
         process = await asyncio.create_subprocess_exec(
             *command,
             *("--config-file", str(config), "--link", str(folder), "--parent", str(os.getpid())),

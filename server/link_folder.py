@@ -25,10 +25,15 @@ def link_folder() -> Iterator[Path]:
     A server that was killed with SIGKILL cannot remove its own; the next one does.
 
     Raises:
-        UserError: the temporary folder's path is too long for sockets.
+        UserError: there is no place for it, or its path is too long for sockets.
     """
-    _remove_left_ones()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        _remove_left_ones()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    except OSError as error:
+        raise UserError(
+            f"no folder for temporary files can be written ({error.strerror}); set TMPDIR to one with some space"
+        ) from None
     try:
         if len(os.fsencode(folder / "from-engine")) > _LONGEST_SOCKET_PATH:
             raise UserError(
