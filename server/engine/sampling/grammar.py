@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TypeAlias
@@ -16,6 +17,9 @@ Mask: TypeAlias = npt.NDArray[np.uint32]
 """[W], one bit per id, from the lowest on: set where the token may come next."""
 
 _ALL = np.uint32(0xFFFFFFFF)
+_SLOW_MASKS = 64
+_SLOW_SECONDS = 0.005
+"""Processor time of a mask on average; that of common schemas is a hundredth of it."""
 
 
 class GrammarError(Exception):
@@ -39,6 +43,8 @@ class GrammarState:
         self._vocab_size = vocab_size
         self.end_ids = end_ids
         self._consumed: list[int] = []
+        self._masks = 0
+        self._seconds = 0.0
 
     def mask(self, output: Sequence[int], draft: Sequence[int] = ()) -> Mask:
         """Tokens that may follow `output` and `draft`; all of them beyond the answer's end.
@@ -50,8 +56,10 @@ class GrammarState:
         if not self._follow(output, draft):
             words[:] = _ALL
             return words
+        started = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
+        self._count(time.thread_time() - started)
         if self._consumed and self._matcher.is_stopped():
             words[:] = _ALL
         elif _holds(words, self._vocab_size):
@@ -93,6 +101,17 @@ class GrammarState:
                 self._check()
         rest: Iterable[int] = chain(output[kept:], draft[max(0, kept - len(output)) :])
         return all(self._consume(token) for token in rest)
+
+    def _count(self, seconds: float) -> None:
+        """A grammar that takes much longer than any sensible one would hold up everybody else."""
+        self._masks += 1
+        self._seconds += seconds
+        mean = self._seconds / self._masks
+        if self._masks >= _SLOW_MASKS and mean > _SLOW_SECONDS:
+            raise GrammarError(
+                f"The grammar is too ambiguous: following it takes {mean * 1000:.0f} ms of processor time a token, "
+                f"more than {_SLOW_SECONDS * 1000:.0f} ms."
+            )
 
     def _consume(self, token: int) -> bool:
         if self._matcher.try_consume_tokens([token]) == 1:
