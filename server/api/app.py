@@ -21,7 +21,7 @@ from server.api.context import AppContext
 from server.api.errors import ApiError
 from server.api.openapi import Responses, answer, errors, json_body, say_who_may_enter, schema_of, text_answer
 from server.api.page import page_response
-from server.api.responses import ChatBody, ChatChoice, CompletionBody
+from server.api.responses import ChatBody, ChatChoice, ChatChunkChoice, CompletionBody
 from server.api.schemas.chat import ChatFields
 from server.api.schemas.completion import CompletionFields
 from server.api.schemas.sampling import DeliveryFields, SamplingFields
@@ -101,7 +101,7 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
         "/v1/completions",
         summary="Continue a text",
         response_class=Response,
-        responses=answer("The continuations.", CompletionBody, chunk=CompletionBody) | refusals,
+        responses=answer("The continuations.", CompletionBody, chunk=schema_of(CompletionBody)) | refusals,
         openapi_extra=json_body(
             CompletionFields,
             SamplingFields,
@@ -112,13 +112,16 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
     async def completions(request: Request) -> Response:
         return await create_completion(request, serving)
 
-    whole = schema_of(ChatBody, choices={"type": "array", "items": schema_of(ChatChoice)})
+    whole, chunk = (
+        schema_of(ChatBody, choices={"type": "array", "items": schema_of(choice)})
+        for choice in (ChatChoice, ChatChunkChoice)
+    )
 
     @app.post(
         "/v1/chat/completions",
         summary="Answer a conversation",
         response_class=Response,
-        responses=answer("The answers.", whole, chunk=ChatBody) | refusals,
+        responses=answer("The answers.", whole, chunk=chunk) | refusals,
         openapi_extra=json_body(
             ChatFields,
             SamplingFields,

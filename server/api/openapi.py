@@ -31,20 +31,27 @@ def errors(*statuses: int) -> Responses:
     return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
-def answer(description: str, body: type[Struct] | dict[str, Any], *, chunk: type[Struct] | None = None) -> Responses:
-    """The `responses` of a route that succeeds with this JSON, or streams events that hold a `chunk`."""
+def answer(description: str, body: type[Struct] | dict[str, Any], *, chunk: dict[str, Any] | None = None) -> Responses:
+    """The `responses` of a route that succeeds with this JSON, or streams events that hold what `chunk` describes."""
     content: dict[str, Any] = {
         "application/json": {"schema": body if isinstance(body, dict) else schema_of(body)},
     }
     if chunk is not None:
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": "`data:` events with one object each, or an error object, then `data: [DONE]`. "
-                "Lines that begin with a colon are comments.",
-            }
-        }
+        content["text/event-stream"] = {"schema": _event_of(chunk)}
     return {200: {"description": description, "content": content}}
+
+
+def _event_of(chunk: dict[str, Any]) -> dict[str, Any]:
+    """One server-sent event, as Open API 3.1 has it: an object of the event's fields."""
+    content = {"anyOf": [chunk, schema_of(ErrorBody)]}
+    json_text = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    return {
+        "type": "object",
+        "description": "Events with one object each, or an error object, then one with `[DONE]`. Lines that begin with "
+        "a colon are comments.",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_text]}},
+        "required": ["data"],
+    }
 
 
 def text_answer(description: str, *media_types: str) -> Responses:
