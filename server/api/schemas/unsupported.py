@@ -50,6 +50,8 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "kv_transfer_params": (),
     "mm_processor_kwargs": (),
+    "multi_modal_data": (),
+    "prompt_embeds": (),
 }
 """Field names with the values that mean the same as leaving the field out."""
 
