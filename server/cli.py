@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
+from types import FrameType
 
 from rich.console import Console
 
@@ -80,7 +82,13 @@ def _run(argv: list[str]) -> int:
     raise UsageError(f"unknown command {argv[0]!r}{nearest(argv[0], _COMMANDS)}\n\n{_USAGE.rstrip()}")
 
 
+def _leave(signal_number: int, frame: FrameType | None) -> None:
+    """Until the server takes signals itself: process 1 of a container gets none that it has no handler for."""
+    raise SystemExit(128 + signal_number)
+
+
 def _serve(flags: list[str]) -> int:
+    signal.signal(signal.SIGTERM, _leave)
     command = parse_serve(flags)
     settings = command.settings
     if command.print_config:
