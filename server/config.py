@@ -141,6 +141,19 @@ class Settings(BaseModel):
     chat_template: Annotated[
         str | None, Flag("model", "A Jinja file that replaces the model's chat template.", "FILE", unset="MODEL's own")
     ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "none"],
+        BeforeValidator(lower),
+        Flag("model", "How the model writes tool calls; auto sees it in the chat template."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"],
+        BeforeValidator(lower),
+        Flag(
+            "model",
+            "think: what stands between <think> and </think> is reasoning_content; auto sees it in the chat template.",
+        ),
+    ] = "auto"
     generation_config: Annotated[
         Literal["auto", "none"],
         BeforeValidator(lower),

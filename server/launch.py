@@ -33,6 +33,7 @@ from server.api.connection import ConnectionLimits
 from server.api.context import AppContext, ServingState
 from server.api.engine_client import EngineClient
 from server.api.http_server import HTTPServer, http_server
+from server.api.template_renderer import TemplateRenderer
 from server.background import in_thread
 from server.checkpoint.locate import locate
 from server.config import Settings
@@ -42,7 +43,7 @@ from server.link_folder import link_folder
 from server.listener import url_of
 from server.messages import EngineFailed, EngineReady, EngineStats
 from server.metrics.recorder import Metrics
-from server.served_model import DEFAULT_MODEL_NAME, default_name, served_model
+from server.served_model import DEFAULT_MODEL_NAME, check_chat_templates, default_name, served_model
 from server.startup import StartupDisplay
 from server.startup_log import StartupLog
 from server.tls import tls_context
@@ -98,6 +99,7 @@ class _Server:
         self._metrics.started(version("outrider"), time.time())
         self._activity = ActivityLog(self._metrics.speculation.watchdog)
         self._state = ServingState()
+        self._renderer = TemplateRenderer()
         self._engine_ready = asyncio.Event()
         self._engine_failed: EngineFailed | None = None
         self._stop = asyncio.Event()
@@ -153,12 +155,14 @@ class _Server:
         self._display.found(checkpoint.source, str(checkpoint.path))
         engine = await self._start_engine(settings.model_copy(update={"model": str(checkpoint.path)}))
         self._state.model = model = await in_thread(lambda: served_model(settings, checkpoint))
+        await in_thread(lambda: check_chat_templates(settings, model, self._renderer))
         ready = asyncio.create_task(self._engine_ready.wait())
         await _first(engine.exit, ready)
         if engine.exit.done() or self._client.ready is None:
             raise UserError(await self._why_the_start_failed(engine.exit.result()))
         defaults = {k: v for k, v in asdict(model.defaults).items() if model.generation_config.get(k) is not None}
         keyed = bool(settings.api_key)
+        self._display.formats(model.formats.describe())
         self._display.ready(self._client.ready, self._url, self._model_name, defaults, keyed=keyed)
         return engine
 
@@ -204,6 +208,7 @@ class _Server:
             # While it loads it reads no message, and has nothing to lose.
             await engine.end(ENGINE_PATIENCE if self._engine_ready.is_set() else 0)
         await self._client.close()
+        await in_thread(self._renderer.close)
         if self._traced is not None:
             with contextlib.suppress(TimeoutError):  # a collector that does not answer holds nobody up
                 await asyncio.wait_for(in_thread(self._traced.close), TRACES_PATIENCE)
@@ -262,6 +267,7 @@ class _Server:
             sse_keep_alive=settings.sse_keep_alive,
             allowed_origins=settings.allowed_origins,
             root_path=settings.root_path,
+            renderer=self._renderer,
         )
         limits = ConnectionLimits(send_seconds=settings.send_timeout)
         app: ASGIApp = create_app(context)

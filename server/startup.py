@@ -69,6 +69,10 @@ class StartupDisplay:
         """Say where the model was found."""
         self._line(f"model: {path}" if source == path else f"model: {source}, {path}")
 
+    def formats(self, formats: str) -> None:
+        """Say how answers are read."""
+        self._line(formats)
+
     def ready(self, ready: EngineReady, url: str, model_name: str, defaults: Mapping[str, Any], *, keyed: bool) -> None:
         """Show what the engine built, and how to call it."""
         self.stop()

@@ -39,6 +39,10 @@ class StartupLog:
         """Say where the model was found."""
         _log.info("model: %s, %s", source, path, extra=fields(model=source, path=path))
 
+    def formats(self, formats: str) -> None:
+        """Say how answers are read."""
+        _log.info("%s", formats)
+
     def ready(self, ready: EngineReady, url: str, model_name: str, defaults: Mapping[str, Any], *, keyed: bool) -> None:
         """Say what the engine built, a message for each component, and that requests may come."""
         for row in ready.rows:
