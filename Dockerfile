@@ -1,4 +1,4 @@
-# Outrider in a container: `make image` (CPU) or `make image VARIANT=cuda`. README.md and deploy/README.md say how to run it.
+# Outrider in a container: `make image` (CPU) or `make image VARIANT=cuda`. README.md says how to run it.
 #
 # VARIANT picks the bases: cpu is plain Debian; cuda builds on CUDA 13 devel and runs on a runtime that can still compile
 # kernels. Both take the same steps, so the other variant's bases are only names here.

@@ -24,7 +24,7 @@ SUPPORTED_CGROUPS = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/c
 """crun wants version 2 alone, which a machine that has both can show to it."""
 
 
-def buildah(*arguments: str, timeout: float = 900) -> str:
+def buildah(*arguments: str, timeout: float = 1500) -> str:
     """Run buildah, without a daemon and without privileges beyond root's; what it prints."""
     environment = {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", **os.environ}
     done = subprocess.run(

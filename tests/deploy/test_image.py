@@ -15,7 +15,7 @@ from tests.deploy.deploy_tools import CHART, tool
 from tests.deploy.image import Image, Run, build
 from tests.e2e.tiny_checkpoint import write_tiny_llama
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(2400)
 
 Start = Callable[..., Run]
 ANSWERS = (CHART / "files" / "answers.py").read_text()
