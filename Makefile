@@ -17,7 +17,8 @@ test: $(VENV)/.dev  ## install and run the fast tests: under two minutes on two 
 test-whole: $(VENV)/.dev  ## engines, servers, interpreted kernels: several minutes more
 	$(PYTEST) -m "whole and not slow" $(FLAGS)
 
-test-clients: $(VENV)/.dev client-environments  ## clients that we did not write, each in an environment of its own
+test-clients: $(VENV)/.dev  ## clients that we did not write, each in an environment of its own
+	$(MAKE) --no-print-directory -j 3 client-environments
 	CLIENTS_REQUIRED=1 $(PYTEST) tests/clients $(FLAGS)
 
 test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
@@ -66,7 +67,7 @@ $(VENV)/.dev: $(VENV)/.serve
 
 # Clients that we did not write, in environments of their own (2.3 GB): their dependencies must not decide ours.
 CLIENTS := .venv-clients
-PIP_QUIETLY := bin/python -m pip install --disable-pip-version-check -qq
+PIP_QUIETLY := bin/python -m pip install --disable-pip-version-check --no-compile -qq
 
 client-environments: $(patsubst %,$(CLIENTS)/%/.made,litellm lm-eval schemathesis) tests/clients/node/node_modules/.made
 

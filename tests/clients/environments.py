@@ -30,21 +30,25 @@ def need(stamp: Path) -> None:
         pytest.skip(reason)
 
 
-def run(*command: str | Path, seconds: float = 240, **environment: str) -> str:
+def run(*command: str | Path, seconds: float = 280, **environment: str) -> str:
     """What a client printed; the test fails with all of it when the client does."""
     # Neither proxies nor settings of the machine may decide where a client sends its requests.
     inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=HERE,
-        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    inherited.pop("PYTHONDONTWRITEBYTECODE", None)  # packages are installed without it
+    try:
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=HERE,
+            env={**inherited, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"it was not done after {seconds} s: {error.output}") from None
     assert done.returncode == 0, f"it ended with {done.returncode}:\n{done.stdout[-20000:]}"
     return done.stdout
 

@@ -30,6 +30,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterat
         yield server
 
 
+@pytest.mark.timeout(900)
 def test_every_answer_is_one_that_the_document_tells_of(short: LiveServer, tmp_path: Path) -> None:
     document = httpx.get(short.url + "/openapi.json", trust_env=False).json()
     operations = sum(len(item) for item in document["paths"].values())
@@ -40,6 +41,7 @@ def test_every_answer_is_one_that_the_document_tells_of(short: LiveServer, tmp_p
     told = run(
         *(program, "--config-file", HERE / "inside" / "schemathesis.toml", "--no-color"),
         *("run", short.url + "/openapi.json", *checks, *amount, *output),
+        seconds=850,
         PYTHONPATH=str(HERE / "inside"),
         SCHEMATHESIS_HOOKS="schemathesis_hooks",
     )
