@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 from server.api.schemas.fields import STRICT, refuse
 
 MAX_TOOLS = 128
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,64}\z")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$")]
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _MAX_DEPTH = 64
 
