@@ -101,6 +101,7 @@ TORCH_VERSION := 2.13.0
 
 .tools/compose_spec.json:
 	mkdir -p .tools/docker-compose
+	apt-get update -qq
 	cd .tools/docker-compose && apt-get download -q docker-compose && dpkg -x docker-compose_*.deb .
 	cp .tools/docker-compose/usr/lib/python3/dist-packages/compose/config/compose_spec.json $@
 
@@ -118,8 +119,10 @@ deploy/requirements.cpu.lock deploy/requirements.cuda.lock: deploy-tools deploy/
 		--universal --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-package triton \
 		--custom-compile-command "make lock" -o $@
 
+# For Debian's Python, whichever this one is.
 deploy/wheels/.torch:
-	$(PYTHON) -m pip download --disable-pip-version-check -q --no-deps -d deploy/wheels $(TORCH)
+	$(PYTHON) -m pip download --disable-pip-version-check -q --no-deps --python-version 3.11 --only-binary=:all: \
+		-d deploy/wheels $(TORCH)
 	touch $@
 
 chart-schema: $(VENV)/.serve  ## the chart's values.schema.json from the server's settings
