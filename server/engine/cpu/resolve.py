@@ -12,8 +12,8 @@ from server.engine.check import CheckRow
 from server.engine.components import Ask
 from server.engine.cpu.choice import SETTING, ChoiceNeed, CpuWeights, choose_forms
 from server.engine.cpu.forms import WeightForms
+from server.engine.cpu.measure import most_packed_tokens
 from server.engine.models.config import ModelConfig
-from server.engine.quantization.format import Unquantized
 from server.engine.quantization.ggml import GgmlBlocks
 from server.engine.quantization.int4 import Int4
 from server.engine.quantization.resolve import resolve_formats
@@ -37,12 +37,9 @@ def resolve_forms(
     need = ChoiceNeed(
         device=device,
         dtype=dtype,
-        keeps_codes=any(
-            isinstance(format, GgmlBlocks | Int4) for format in formats if not isinstance(format, Unquantized)
-        ),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        keeps_codes=any(isinstance(format, GgmlBlocks | Int4) for format in formats),
         plain_bytes=sum(prod(header.shape) for header in headers) * dtype.itemsize,
+        most_packed_tokens=lambda: most_packed_tokens(config),
     )
     forms, why = choose_forms(requested, need)
     if device.type != "cpu":
