@@ -40,11 +40,11 @@ install: $(VENV)/.serve
 # Prometheus, promtool and a library that lets clocks jump, out of Debian's packages, without installing them.
 .tools/prometheus:
 	mkdir -p .tools
-	cd .tools && apt-get download prometheus && dpkg -x prometheus_*.deb prometheus
+	cd .tools && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && dpkg -x prometheus_*.deb prometheus
 
 .tools/faketime:
 	mkdir -p .tools
-	cd .tools && apt-get download libfaketime && dpkg -x libfaketime_*.deb faketime
+	cd .tools && { apt-get download libfaketime || { apt-get update && apt-get download libfaketime; }; } && dpkg -x libfaketime_*.deb faketime
 
 # torch first and alone: a plain `pip install torch` on Linux may bring gigabytes of CUDA that a CPU has no use for.
 # Choose another build with TORCH="torch --index-url ..." (CUDA) or have torch installed in the environment already.
