@@ -64,7 +64,7 @@ class _Words:
 
     def _greedy(self, data: bytes) -> list[int]:
         """The longest token first."""
-        found = []
+        found: list[int] = []
         at = 0
         while at < len(data):
             ends = range(min(len(data), at + self._longest), at, -1)

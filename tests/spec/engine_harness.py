@@ -124,7 +124,7 @@ def make_engine(model: Path | None, speculative: Mapping[str, Any] | None = None
     blocks = (resolved.num_kv_blocks or 64) + 1
     built.allocate(blocks)
     ahead = built.draft is not None and built.draft.speculator.proposer.last_slot_looks_ahead
-    kv = KVCache(blocks, resolved.block_size, resolved.enable_prefix_caching, ahead)
+    kv = KVCache(blocks, plan.block_size, resolved.enable_prefix_caching, ahead)
     limits = SchedulerLimits(
         resolved.max_num_seqs,
         plan.max_num_batched_tokens,
