@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from tiny_tokenizer import byte_level, sentencepiece
 
 from server.api.chat_template import ChatTemplates, Conversation
 from server.api.errors import ApiError
+from server.api.template_renderer import TemplateRenderer
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -166,3 +169,24 @@ def test_a_template_that_fails_is_the_requests_fault_and_shows_nothing(template:
     assert refusal.value.status == 400
     assert message in refusal.value.message
     assert "Error" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 2 ** (10 ** 9) }}",
+        "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(100) }}",
+        "{{ 'x' * 10 ** 11 }}",
+        "{{ '\\ud800' }}",
+    ],
+)
+async def test_a_hostile_template_fails_its_own_request_alone(template: str) -> None:
+    """In a thread, the second one would hold Python's lock for ever."""
+    files = replace(byte_level(), chat_templates={"default": template})
+    async with serve_api("Hello", files=files, renderer=TemplateRenderer(cpu_seconds=0.2)) as api:
+        chat = asyncio.create_task(api.http.post("/v1/chat/completions", json={"messages": HI}))
+        assert (await api.complete(prompt="Hi"))["choices"][0]["text"] == "Hello"
+        response = await chat
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+        assert (await api.http.get("/health")).status_code == 200
