@@ -107,6 +107,8 @@ class RequestOutput(Struct, frozen=True, omit_defaults=True):
     """The id that ended the sequence; it is the last of `token_ids`."""
     error: str | None = None
     """For the user, with finish_reason "error"."""
+    request_at_fault: bool = False
+    """Whether that error is the request's own, so that it would end in it again."""
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache (on the first output)."""
     first_scheduled: float = 0.0
@@ -126,6 +128,8 @@ class DraftCounts(Struct, frozen=True):
     """By position from 0: those that it confirmed."""
     lengths: list[int] = []
     """Drafts by the number of tokens confirmed, 0 to k."""
+    chosen: list[int] = []
+    """Steps by the most tokens that a request was let draft after them, 0 to k; steps on the device choose nothing."""
 
 
 class EngineStats(Struct, frozen=True):

@@ -130,7 +130,9 @@ async def _events(generation: Generation, style: AnswerFormat, delivery: Deliver
 def _raise_for_error(generation: Generation, delta: Delta) -> None:
     if delta.finish_reason != "error":
         return
-    message = delta.error or "the engine failed"
+    message = (delta.error or "the engine failed").removesuffix(".")
+    if delta.request_at_fault:
+        raise ApiError(400, f"The answer cannot go on: {message}.", code="invalid_value")
     if generation.engine.status == "dead":
         raise unavailable(f"The request was cut short: {message}.", "engine_dead")
     raise ApiError(500, f"The request was cut short: {message}.", code="engine_error")

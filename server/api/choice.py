@@ -48,6 +48,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    request_at_fault: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None)
 
 
@@ -110,7 +111,8 @@ class Choice:
         if finish_reason is None and not delta.text and output.prompt_logprobs is None:
             return None
         self.finished = finish_reason is not None
-        delta.finish_reason, delta.stop_reason, delta.error = finish_reason, stop_reason, output.error
+        delta.finish_reason, delta.stop_reason = finish_reason, stop_reason
+        delta.error, delta.request_at_fault = output.error, output.request_at_fault
         delta.prompt_logprobs = output.prompt_logprobs
         return delta
 

@@ -103,6 +103,7 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         finish_reason=later.finish_reason,
         stop_token_id=later.stop_token_id,
         error=later.error,
+        request_at_fault=later.request_at_fault,
         cached_tokens=earlier.cached_tokens or later.cached_tokens,
         first_scheduled=earlier.first_scheduled or later.first_scheduled,
         drafted=earlier.drafted + later.drafted,

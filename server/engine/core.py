@@ -205,4 +205,4 @@ class EngineCore:
 
 
 def _refusal(source: EngineRequest, problem: str) -> RequestOutput:
-    return RequestOutput(source.request_id, [], finish_reason="error", error=problem)
+    return RequestOutput(source.request_id, [], finish_reason="error", error=problem, request_at_fault=True)

@@ -332,6 +332,7 @@ class Scheduler:
             finish_reason=finish,
             stop_token_id=stop_token_id,
             error=error,
+            request_at_fault=error is not None,
             cached_tokens=(request.cached_tokens or 0) if first else 0,
             first_scheduled=request.first_scheduled if first else 0.0,
             drafted=counted,

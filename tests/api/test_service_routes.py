@@ -15,7 +15,7 @@ from tiny_tokenizer import byte_level
 
 from server.api.context import ServedModel
 from server.errors import UserError
-from server.messages import EngineFailed, EngineOutputs, Progress
+from server.messages import EngineFailed, EngineOutputs, Progress, RequestOutput
 
 OPEN_ROUTES = ("/health", "/ready", "/version", "/metrics")
 
@@ -78,6 +78,32 @@ async def test_a_dead_engine_ends_open_requests_with_an_error(stream: bool) -> N
         assert (await api.http.post("/v1/completions", json=body)).status_code == 503
         assert [s.finish_reason for s in api.records.finished] == ["error"]
         assert api.engine.aborted == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("at_fault", "status"), [(True, 400), (False, 500)])
+async def test_a_failed_step_ends_its_requests_and_no_other(stream: bool, at_fault: bool, status: int) -> None:
+    async with serve_api("Hello world") as api:
+        api.engine.running.clear()
+        failing = asyncio.create_task(api.http.post("/v1/completions", json={"prompt": "Hi", "stream": stream}))
+        await eventually(lambda: len(api.engine.requests) == 1)
+        other = asyncio.create_task(api.complete(prompt="Hi"))
+        await eventually(lambda: len(api.engine.requests) == 2)
+        failed = api.engine.requests[0].request_id
+        output = RequestOutput(failed, [], finish_reason="error", error="it failed.", request_at_fault=at_fault)
+        await api.engine.send(EngineOutputs([output], STATS))
+        response = await failing
+        if stream:
+            *_, event, done, end = response.text.split("\n\n")
+            assert (response.status_code, done, end) == (200, "data: [DONE]", "")
+            error = json.loads(event.removeprefix("data: "))["error"]
+        else:
+            assert response.status_code == status
+            error = response.json()["error"]
+        assert error["message"].endswith("it failed.")
+        assert error["type"] == ("invalid_request_error" if at_fault else "server_error")
+        api.engine.running.set()
+        assert (await other)["choices"][0]["text"] == "Hello world"
 
 
 async def test_a_silent_engine_is_not_healthy_until_it_speaks_again() -> None:
