@@ -18,7 +18,7 @@ from tests.deploy.deploy_tools import ROOT, TOOLS, tool
 IMAGE, BASE = "localhost/outrider:cpu", "localhost/debian:bookworm"
 BASE_TAR = TOOLS.parent / "debian-bookworm.tar"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-PATIENCE = 120
+PATIENCE = 240
 """Seconds after which a wait gives up."""
 SUPPORTED_CGROUPS = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && exec crun "
 """crun wants version 2 alone, which a machine that has both can show to it."""
