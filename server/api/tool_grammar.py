@@ -75,10 +75,11 @@ def guarded_grammar(
 
 def after_reasoning(grammar: Grammar, *, opened: bool) -> Grammar:
     """The same language, behind what the model thinks; `opened`: the prompt has the opening mark already."""
-    thought = "thought" if opened else f"({json.dumps(OPENING)} thought)?"
+    closing = CLOSING.replace("/", r"\/")
     lines = [
-        f"start: {thought} SPACE answer",
-        f"thought[lazy]: /(?s:.*){CLOSING.replace('/', chr(92) + '/')}/",
+        f"start: thought{'' if opened else '?'} SPACE answer",
+        # One lexeme with its opening mark: alone, the mark could be the beginning of an answer, too.
+        f"thought[lazy]: /{'' if opened else OPENING}(?s:.*){closing}/",
         _SPACE,
         f"answer: {_nested(grammar)}",
     ]

@@ -87,7 +87,7 @@ async def test_a_grammar_begins_behind_the_reasoning() -> None:
                 await server.chat(messages=USER, **extra)
                 grammar = server.engine.requests[-1].params.grammar
                 assert grammar is not None and grammar.kind == "lark"
-                assert ("thought)?" in grammar.text) is optional
+                assert ("thought?" in grammar.text) is optional
 
 
 async def test_settings_choose_the_parsers() -> None:
