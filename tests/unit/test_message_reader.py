@@ -110,7 +110,16 @@ def test_what_is_no_call_is_content(form: CallFormat, call: str) -> None:
 
 
 def test_json_that_is_no_call_is_content_for_llama() -> None:
-    for text in ('{"answer": 42}', ' {"name": "Bob", "age": 5}', "{", "5", TIME[:20]):
+    for text in (
+        '{"answer": 42}',
+        " \n Hello",
+        "; x",
+        " " * 300 + "{",
+        ' {"name": "Bob", "age": 5}',
+        "{",
+        "5",
+        TIME[:20],
+    ):
         assert read(rules(LLAMA3_JSON), text) == MessagePiece(content=text)
 
 
