@@ -18,6 +18,12 @@ class Draft:
     probabilities: Tensor | None = None
     """[k, V], the distribution that each was drawn from; None when each was the proposer's only choice."""
 
+    def cut(self, count: int) -> Draft:
+        """Its first tokens."""
+        if count >= len(self.token_ids):
+            return self
+        return Draft(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
+
 
 NO_DRAFT = Draft()
 
@@ -73,3 +79,8 @@ class Request:
     def remaining(self) -> int:
         """Tokens not computed yet: the rest of the prompt, or the one just sampled."""
         return len(self.tokens) - self.computed
+
+    def grammatical(self, draft: Draft) -> Draft:
+        """The draft up to the first token that the request's grammar forbids: the rest could never be accepted."""
+        grammar = self.sampling.grammar
+        return draft if grammar is None else draft.cut(grammar.admitted(self.output, draft.token_ids))

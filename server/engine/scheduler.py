@@ -259,7 +259,7 @@ class Scheduler:
             self.kv.register(planned.request)
         for row, draft in zip(rows, drafts, strict=True):
             if row.limit:
-                row.request.draft = draft
+                row.request.draft = row.request.grammatical(draft)
         for request in self._ended:
             self.kv.release(request)
         self._ended = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from server.engine.models.draft import TargetHidden
-from server.engine.request import Draft, Request
+from server.engine.request import Request
 from server.engine.scheduler import Scheduler
 from server.engine.step import BlockCopy, StepPlan
 from server.messages import DraftCounts, RequestOutput
@@ -68,24 +68,9 @@ class Speculator:
         running = scheduler.running
 
         rows = scheduler.draft_rows(plan, lambda request: self.wanted(request, running))
-        drafts = [
-            _grammatical(row.request, draft)
-            for row, draft in zip(rows, self.proposer.propose(rows, hidden), strict=True)
-        ]
-        scheduler.settle(plan, rows, drafts)
+        scheduler.settle(plan, rows, self.proposer.propose(rows, hidden))
         phase_seconds.setdefault("draft", []).append(time.perf_counter() - started)
 
     def counts(self) -> DraftCounts:
         """Totals since the start."""
         return self._counter.snapshot()
-
-
-def _grammatical(request: Request, draft: Draft) -> Draft:
-    """The draft up to the first token that the request's grammar forbids: the rest could never be accepted."""
-    grammar = request.sampling.grammar
-    if grammar is None or not draft.token_ids:
-        return draft
-    count = grammar.admitted(request.output, draft.token_ids)
-    if count == len(draft.token_ids):
-        return draft
-    return Draft(draft.token_ids[:count], None if draft.probabilities is None else draft.probabilities[:count])
