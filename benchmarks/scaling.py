@@ -164,7 +164,7 @@ def show_picker(service: Service, prompt: float, answer: float) -> None:
         )
 
 
-def show_autoscaler(service: Service, prompt: float, answer: float) -> None:
+def show_autoscaler(service: Service, prompt: float, answer: float, start: float) -> None:
     """What a scaler should watch, while the load grows fourfold within five minutes."""
     one = most_rate(service, 1, prompt, answer)
     in_flight = max(1.0, simulate(service, steady(one, prompt, answer, _long_enough(service)), 1).in_flight)
@@ -195,7 +195,7 @@ def show_autoscaler(service: Service, prompt: float, answer: float) -> None:
         ("running + waiting, 60 %", by_in_flight(0.6)),
     ):
         load = Load(rate, one * 3.2, 900, prompt, answer)
-        outcome = simulate(service, load, 2, autoscaler=Autoscaler(scale))
+        outcome = simulate(service, load, 2, autoscaler=Autoscaler(scale, start=start))
         print(
             f"| {name} | {outcome.late_first_share:.1%} | {outcome.late_token_share:.1%} | {outcome.most_replicas} | "
             f"{outcome.replica_seconds / 60:.0f} |"
@@ -208,13 +208,13 @@ def main() -> None:
     one = commands.add_parser("measure")
     one.add_argument("--url", default="http://127.0.0.1:8000")
     one.add_argument("--cpu-of", type=int, metavar="PID")
-    shows = {"replicas": show_replicas, "picker": show_picker, "autoscaler": show_autoscaler}
-    for name in shows:
+    for name in ("replicas", "picker", "autoscaler"):
         two = commands.add_parser(name)
         two.add_argument("service", type=Path)
         two.add_argument("--prompt-tokens", type=float, default=200)
         two.add_argument("--answer-tokens", type=float, default=100)
         two.add_argument("--max-num-batched-tokens", type=int, help="instead of what the file says")
+        two.add_argument("--start-seconds", type=float, default=60.0, help="until a new replica is ready")
         two.add_argument("--tokens-per-step", type=float, default=1.0, help="the acceptance length, with drafts")
     arguments = parser.parse_args()
     if arguments.command == "measure":
@@ -223,7 +223,13 @@ def main() -> None:
     service = replace(Service(**json.loads(arguments.service.read_text())), tokens_per_step=arguments.tokens_per_step)
     if arguments.max_num_batched_tokens is not None:
         service = replace(service, max_batched_tokens=arguments.max_num_batched_tokens)
-    shows[arguments.command](service, arguments.prompt_tokens, arguments.answer_tokens)
+    prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
+    if arguments.command == "replicas":
+        show_replicas(service, prompt, answer)
+    elif arguments.command == "picker":
+        show_picker(service, prompt, answer)
+    else:
+        show_autoscaler(service, prompt, answer, arguments.start_seconds)
 
 
 if __name__ == "__main__":
