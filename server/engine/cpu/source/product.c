@@ -3,14 +3,14 @@
 #include "weights.h"
 
 // Fill the tokens' forms from bfloat16 rows.
-static void take_in(Team *team, const Tokens *tokens, const uint16_t *x, int64_t x_stride, int64_t count)
+static void take_in(Member *member, const Tokens *tokens, const uint16_t *x, int64_t x_stride, int64_t count)
 {
-    SHARE(team, count, token)
+    SHARE(member, count, token)
         for (int64_t column = 0; column < tokens->columns; column += BLOCK) {
             const uint16_t *from = x + token * x_stride + column;
             put_block(tokens, token, column, load_bf16(from), load_bf16(from + LANES));
         }
-    meet(team);
+    meet(member);
 }
 
 static Tokens lay_out(char *room, int64_t count, const Weight *weight)
@@ -26,7 +26,7 @@ static Tokens lay_out(char *room, int64_t count, const Weight *weight)
 }
 
 // Bytes of `room` for so many tokens.
-int64_t outrider_product_room(int64_t count, int64_t columns) { return 2 * count * columns + 64; }
+int64_t outrider_product_room(int64_t count, int64_t columns) { return count * (2 * columns + sizeof(float)); }
 
 // out = x @ weight.T + bias.
 //
@@ -40,8 +40,9 @@ void outrider_product(const Weight *weight, const uint16_t *x, int64_t x_stride,
     const int64_t tiles = (weight->rows + LANES - 1) / LANES;
 #pragma omp parallel num_threads(team.size)
     {
-        take_in(&team, &tokens, x, x_stride, count);
-        SHARE(&team, tiles, tile) {
+        Member member = {&team, 0};
+        take_in(&member, &tokens, x, x_stride, count);
+        SHARE(&member, tiles, tile) {
             int64_t width = weight->rows - tile * LANES < LANES ? weight->rows - tile * LANES : LANES;
             for (int64_t first = 0; first < count; first += MOST_TOKENS) {
                 int some = count - first < MOST_TOKENS ? (int)(count - first) : MOST_TOKENS;
@@ -64,25 +65,26 @@ void outrider_product(const Weight *weight, const uint16_t *x, int64_t x_stride,
 
 // The row of the largest product for each token, the first one of equals. Rows from `limit` on do not count.
 //
-// best: int64 [count].
+// best: int64 [count], filled with -1.
 void outrider_best(const Weight *weight, const uint16_t *x, int64_t x_stride, int64_t count, int64_t limit,
                    int64_t *best, char *room, int64_t threads)
 {
     Team team = {.size = (int)threads};
     Tokens tokens = lay_out(room, count, weight);
     const int64_t tiles = (limit + LANES - 1) / LANES;
-    float highest[MOST_TOKENS];
+    float *highest = (float *)(room + 2 * count * weight->columns);
     Ints lanes;
     for (int i = 0; i < LANES; i++) lanes[i] = i;
 #pragma omp parallel num_threads(team.size)
     {
-        take_in(&team, &tokens, x, x_stride, count);
+        Member member = {&team, 0};
+        take_in(&member, &tokens, x, x_stride, count);
         for (int64_t first = 0; first < count; first += MOST_TOKENS) {
             int some = count - first < MOST_TOKENS ? (int)(count - first) : MOST_TOKENS;
             Floats most[MOST_TOKENS];
             Ints where[MOST_TOKENS];
             for (int i = 0; i < some; i++) most[i] = all(-INFINITY), where[i] = (Ints){0} + INT32_MAX;
-            SHARE(&team, tiles, tile) {
+            SHARE(&member, tiles, tile) {
                 Floats got[MOST_TOKENS];
                 multiply(some, weight, tile, &tokens, first, got);
                 Ints rows = lanes + (int32_t)(tile * LANES);
@@ -96,13 +98,13 @@ void outrider_best(const Weight *weight, const uint16_t *x, int64_t x_stride, in
             for (int i = 0; i < some; i++)
                 for (int lane = 0; lane < LANES; lane++) {
                     int64_t *chosen = best + first + i;
-                    int fresh = *chosen < 0 || most[i][lane] > highest[i];
-                    if (fresh || (most[i][lane] == highest[i] && where[i][lane] < *chosen)) {
-                        highest[i] = most[i][lane];
+                    int fresh = *chosen < 0 || most[i][lane] > highest[first + i];
+                    if (fresh || (most[i][lane] == highest[first + i] && where[i][lane] < *chosen)) {
+                        highest[first + i] = most[i][lane];
                         *chosen = where[i][lane];
                     }
                 }
-            meet(&team);
+            meet(&member);
         }
     }
 }

@@ -215,36 +215,37 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
     const int64_t scratch = attention_scratch(s->heads / s->kv_heads, s->head_dim);
 #pragma omp parallel num_threads(team.size)
     {
+        Member member = {&team, 0};
         float *own = room.scratch + omp_get_thread_num() * scratch;
-        SHARE(&team, count, token) {
+        SHARE(&member, count, token) {
             embed(s, step, &room, token);
             capture(s, step, room.stream, 0, token);
             norm_token(s, room.stream + token * s->hidden, s->layers[0].input_norm, &room.narrow, token);
         }
-        meet(&team);
+        meet(&member);
         for (int64_t l = 0; l < s->num_layers; l++) {
             const Layer *layer = s->layers + l;
-            SHARE(&team, layer->qkv.rows / LANES, tile)
+            SHARE(&member, layer->qkv.rows / LANES, tile)
                 project(&layer->qkv, &room.narrow, count, tile, room.projected, 0);
-            meet(&team);
-            SHARE(&team, count, token) turn_and_keep(s, layer, step, &room, token);
-            meet(&team);
-            SHARE(&team, spans * s->kv_heads, item)
+            meet(&member);
+            SHARE(&member, count, token) turn_and_keep(s, layer, step, &room, token);
+            meet(&member);
+            SHARE(&member, spans * s->kv_heads, item)
                 attend_span(s, layer, step, &room, room.spans + item / s->kv_heads, item % s->kv_heads, own);
-            meet(&team);
-            SHARE(&team, layer->output.rows / LANES, tile)
+            meet(&member);
+            SHARE(&member, layer->output.rows / LANES, tile)
                 project(&layer->output, &room.heads, count, tile, room.stream, 1);
-            meet(&team);
-            SHARE(&team, count, token)
+            meet(&member);
+            SHARE(&member, count, token)
                 norm_token(s, room.stream + token * s->hidden, layer->post_norm, &room.narrow, token);
-            meet(&team);
-            SHARE(&team, s->intermediate / BLOCK, block)
+            meet(&member);
+            SHARE(&member, s->intermediate / BLOCK, block)
                 gated(&layer->gate_up, &room.narrow, count, block, &room.wide);
-            meet(&team);
-            SHARE(&team, layer->down.rows / LANES, tile)
+            meet(&member);
+            SHARE(&member, layer->down.rows / LANES, tile)
                 project(&layer->down, &room.wide, count, tile, room.stream, 1);
-            meet(&team);
-            SHARE(&team, count, token) {
+            meet(&member);
+            SHARE(&member, count, token) {
                 const float *x = room.stream + token * s->hidden;
                 capture(s, step, room.stream, l + 1, token);
                 if (l + 1 < s->num_layers) {
@@ -255,7 +256,7 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
                 for (int64_t i = 0; i < s->hidden; i += LANES)
                     store_bf16(step->hidden + token * s->hidden + i, load(x + i) * inverse * load(s->final_norm + i));
             }
-            meet(&team);
+            meet(&member);
         }
     }
 }
