@@ -67,15 +67,21 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=_MAX_COUNT)]], Field(fail_fast=True)]
-TopK = Annotated[int, BeforeValidator(_top_k), Field(ge=0, le=_MAX_COUNT)]
+TopK = Annotated[
+    int,
+    BeforeValidator(_top_k),
+    Field(ge=0, le=_MAX_COUNT),
+    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": _MAX_COUNT}),
+]
+_STOP = {"type": "string", "minLength": 1, "maxLength": _MAX_STOP_LENGTH}
 Stops = Annotated[
     tuple[str, ...],
     PlainValidator(_stops),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
+                _STOP,
+                {"type": "array", "items": _STOP, "maxItems": MAX_STOPS},
             ]
         }
     ),
@@ -83,7 +89,13 @@ Stops = Annotated[
 LogitBias = Annotated[
     dict[int, float],
     PlainValidator(_logit_bias),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
 BadWords = Annotated[
     tuple[str, ...],
