@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import openai
 import pytest
-from client_servers import KEY, serve
+from client_servers import KEY, make_client, serve
 
 from tests.e2e.live_server import LiveServer
 from tests.e2e.tiny_checkpoint import write_tiny_llama
@@ -20,10 +21,11 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[LiveServer]:
-    """The tiny model, which drafts for itself, without an API key."""
+    """The tiny model, which drafts for itself, with a chat template that takes tools, without an API key."""
     draft = ("--speculative-config.model", str(tiny_folder), "--speculative-config.num_speculative_tokens", "3")
     shape = ("--served-model-name", "tiny", "--num-kv-blocks", "2048")
-    with serve(tmp_path_factory.mktemp("server"), str(tiny_folder), *shape, *draft) as server:
+    template = ("--chat-template", str(Path(__file__).with_name("chat_with_tools.jinja")))
+    with serve(tmp_path_factory.mktemp("server"), str(tiny_folder), *shape, *template, *draft) as server:
         yield server
 
 
@@ -34,3 +36,10 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
     arguments = (str(tiny_folder), "--served-model-name", "tiny", "--api-key", KEY, *limits)
     with serve(tmp_path_factory.mktemp("server"), *arguments) as server:
         yield server
+
+
+@pytest.fixture
+async def client(tiny: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The openai package's own, for the tiny model."""
+    async with make_client(tiny) as client:
+        yield client

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from client_servers import KEY, serve
+from client_servers import make_client, serve
 from openai.types.chat import ChatCompletion
 
 from tests.e2e.live_server import LiveServer
@@ -23,16 +23,6 @@ MESSAGES: list[Any] = [
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 24}
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "n": 2, "max_tokens": 20000}
 FOREVER: dict[str, Any] = {"ignore_eos": True}
-
-
-def make_client(server: LiveServer, key: str = KEY, retries: int = 0) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=key, max_retries=retries)
-
-
-@pytest.fixture
-async def client(tiny: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with make_client(tiny) as client:
-        yield client
 
 
 async def accumulated(client: openai.AsyncOpenAI, **asked: Any) -> ChatCompletion:

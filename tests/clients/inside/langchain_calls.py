@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
 
 GREEDY: dict[str, Any] = {
     "model": "tiny",
@@ -59,3 +60,34 @@ def test_errors_are_those_of_the_openai_client() -> None:
         ChatOpenAI(**{**GREEDY, "temperature": 3}).invoke(TALK)
     with pytest.raises(openai.NotFoundError):
         ChatOpenAI(**{**GREEDY, "model": "other"}).invoke(TALK)
+
+
+class Weather(BaseModel):
+    """Report the weather."""
+
+    sky: Literal["clear", "cloudy"]
+    rain: bool
+
+
+SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 1, "max_tokens": 200, "seed": 4}
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_an_answer_of_a_schema(method: Any) -> None:
+    assert isinstance(ChatOpenAI(**SAMPLED).with_structured_output(Weather, method=method).invoke(TALK), Weather)
+
+
+def test_a_tool_is_called_and_the_answer_goes_on_with_its_result() -> None:
+    model = ChatOpenAI(**SAMPLED).bind_tools([Weather], tool_choice="required", parallel_tool_calls=False)
+    whole = model.invoke(TALK)
+    assert isinstance(whole, AIMessage) and whole.tool_calls
+    assert all(Weather.model_validate(call["args"]) for call in whole.tool_calls)
+    pieces = list(model.stream(TALK))
+    streamed = pieces[0]
+    for piece in pieces[1:]:
+        streamed += piece
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in whole.tool_calls]
+    results = [ToolMessage("thanks", tool_call_id=call["id"]) for call in whole.tool_calls]
+    after = ChatOpenAI(**{**SAMPLED, "max_tokens": 8}).bind_tools([Weather]).invoke([*TALK, whole, *results])
+    assert after.usage_metadata is not None and whole.usage_metadata is not None
+    assert after.usage_metadata["input_tokens"] > whole.usage_metadata["input_tokens"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import litellm
 import pytest
+from pydantic import BaseModel
 
 URL = os.environ["SERVER_URL"] + "/v1"
 CHAT = ("hosted_vllm/tiny", "openai/tiny")
@@ -83,3 +84,38 @@ async def test_the_router_lists_and_calls() -> None:
     router = litellm.Router([deployment], num_retries=0)
     answer = await router.acompletion("any", messages=MESSAGES, max_tokens=4)
     assert answer.usage.completion_tokens > 0
+
+
+class Weather(BaseModel):
+    """What the answer must hold."""
+
+    sky: Literal["clear", "cloudy"]
+    rain: bool
+
+
+SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 1, "max_tokens": 200, "seed": 4}
+
+
+@pytest.mark.parametrize("model", CHAT)
+def test_an_answer_of_a_schema(model: str) -> None:
+    answer = litellm.completion(model=model, messages=MESSAGES, response_format=Weather, **SAMPLED)
+    assert Weather.model_validate_json(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("model", CHAT)
+def test_a_tool_call_that_is_enforced(model: str) -> None:
+    function = {"name": "report", "description": "Reports.", "parameters": Weather.model_json_schema()}
+    asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "tool_choice": "required", **SAMPLED}
+    asked["parallel_tool_calls"] = False  # a random model would go on calling
+    asked["tools"] = [{"type": "function", "function": function}]
+    whole = litellm.completion(**asked)
+    assert whole.choices[0].finish_reason == "tool_calls"
+    calls = whole.choices[0].message.tool_calls
+    assert all(Weather.model_validate_json(call.function.arguments) for call in calls)
+    built = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)), messages=MESSAGES)
+    streamed = built.choices[0].message.tool_calls
+    assert [call.function.arguments for call in streamed] == [call.function.arguments for call in calls]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "thanks"} for call in calls]
+    talk = [*MESSAGES, whole.choices[0].message.model_dump(), *results]
+    after = litellm.completion(model=model, messages=talk, tools=asked["tools"], **{**SAMPLED, "max_tokens": 8})
+    assert after.usage.prompt_tokens > whole.usage.prompt_tokens

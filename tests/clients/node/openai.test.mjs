@@ -5,6 +5,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const model = "tiny";
 const messages = [{ role: "user", content: "Where is 漢字?" }];
@@ -110,6 +112,37 @@ test("a 429 is tried again until there is room", async () => {
   assert.ok(answer.usage.completion_tokens > 0);
   assert.equal(statuses[0], 429);
   assert.equal(statuses.at(-1), 200);
+});
+
+const Weather = z.object({ sky: z.enum(["clear", "cloudy", "漢字"]), rain: z.boolean() });
+const structured = { model, messages, temperature: 1, max_tokens: 200, seed: 4 };
+
+test("an answer that its helper for zod parses, whole and streamed", async () => {
+  const asked = { ...structured, response_format: zodResponseFormat(Weather, "weather") };
+  const whole = await client.chat.completions.parse(asked);
+  assert.ok(Weather.parse(whole.choices[0].message.parsed));
+  const final = await client.chat.completions.stream(asked).finalChatCompletion();
+  assert.deepEqual(final.choices[0].message.parsed, whole.choices[0].message.parsed);
+});
+
+test("a tool call that is enforced, and its result sent back", async () => {
+  const tools = [zodFunction({ name: "report", parameters: Weather })];
+  const asked = { ...structured, tools, tool_choice: "required", parallel_tool_calls: false };
+  const whole = await client.chat.completions.parse(asked);
+  assert.equal(whole.choices[0].finish_reason, "tool_calls");
+  const [call] = whole.choices[0].message.tool_calls;
+  assert.equal(call.function.name, "report");
+  assert.ok(Weather.parse(call.function.parsed_arguments));
+  const final = await client.chat.completions.stream(asked).finalChatCompletion();
+  assert.deepEqual(
+    final.choices[0].message.tool_calls.map((each) => JSON.parse(each.function.arguments)),
+    whole.choices[0].message.tool_calls.map((each) => JSON.parse(each.function.arguments)),
+  );
+  const results = whole.choices[0].message.tool_calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: "42" }));
+  const { role, content, tool_calls } = whole.choices[0].message;
+  const talk = [...messages, { role, content, tool_calls }, ...results];
+  const next = await client.chat.completions.create({ ...structured, messages: talk, tools, max_tokens: 8 });
+  assert.ok(next.usage.prompt_tokens > whole.usage.prompt_tokens);
 });
 
 async function caught(promise) {
