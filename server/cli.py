@@ -26,11 +26,12 @@ usage: outrider COMMAND [flags]
   outrider bench http      send load to an OpenAI server and measure it
   outrider bench decode    time an engine's decoding in this process, without HTTP
   outrider bench kernels   time attention and MoE backends side by side
+  outrider demo moe        make a mixture of experts to try, of the embedded model
   outrider --version       print the version
 
 Each command lists its flags with --help.
 """
-_COMMANDS = ("serve", "check", "bench", "--version", "--help")
+_COMMANDS = ("serve", "check", "bench", "demo", "--version", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +71,12 @@ def _run(argv: list[str]) -> int:
             return bench_kernels(flags, Console(highlight=False))
         case ["bench", *_]:
             raise UsageError("say what to measure: outrider bench http, bench decode, or bench kernels")
+        case ["demo", "moe", *flags]:
+            from server.demo.command import demo_moe
+
+            return demo_moe(flags, Console(highlight=False))
+        case ["demo", *_]:
+            raise UsageError("say what to make: outrider demo moe")
         case ["--version" | "-V"]:
             sys.stdout.write(f"outrider {version('outrider')}\n")
             return 0

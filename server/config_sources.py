@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from server.config import Settings, flag_name, flag_of
+from server.config_draft_default import default_draft
 from server.config_draft_faults import draft_settings
 from server.config_faults import UsageError, nearest, plain_words
 from server.config_speculative import (
@@ -69,7 +70,10 @@ def resolve(flags: Mapping[str, Any], config_file: str | None) -> Settings:
     for _, values in reversed(layers):
         merged.update(values)
     faults: list[str] = []
-    draft = merge([draft_in_file, from_variables(os.environ, PREFIX), from_flags(flags)])
+    draft = merge(
+        [draft_in_file, from_variables(os.environ, PREFIX), from_flags(flags)],
+        default_draft(merged),
+    )
     if draft is not None:
         try:
             merged[SETTING] = draft_settings(draft)

@@ -116,15 +116,41 @@ def from_file(block: yaml.Node, loader: yaml.SafeLoader, path: object) -> DraftL
     )
 
 
-def merge(weakest_first: Iterable[DraftLayer]) -> dict[str, Given] | None:
-    """The draft's settings of all sources; None when nothing speaks of a draft."""
+def merge(
+    weakest_first: Iterable[DraftLayer], unless_said: Mapping[str, Given] | None = None
+) -> dict[str, Given] | None:
+    """The draft's settings of all sources; None when nothing speaks of a draft, or the last word is that there is none.
+
+    Args:
+        weakest_first: what the sources say.
+        unless_said: settings where no source says a method or a model, and none turns speculation off.
+
+    Raises:
+        UsageError: a source gives the method "none" and other settings of the draft.
+    """
     merged: dict[str, Given] | None = None
+    off = False
     for layer in weakest_first:
-        if layer.clears:
-            merged = None
-        if layer.values is not None:
-            merged = {**(merged or {}), **layer.values}
-    return merged
+        values = layer.values
+        none = _is_none(values)
+        if layer.clears or none:
+            merged, off = None, True
+        if values is not None and not none:
+            merged, off = {**(merged or {}), **values}, False
+    if unless_said is None or off or (merged is not None and merged.keys() & {"method", "model"}):
+        return merged
+    return {**unless_said, **(merged or {})}
+
+
+def _is_none(values: Mapping[str, Given] | None) -> bool:
+    """Whether a source turns speculation off by the method's name."""
+    method = None if values is None else values.get("method")
+    if values is None or method is None or str(method.value).lower() != "none":
+        return False
+    others = sorted(values.keys() - {"method"})
+    if others:
+        raise UsageError(f"draft setting {values[others[0]].place}: does nothing beside method none. Leave one out.")
+    return True
 
 
 def _variable_key(name: str) -> str:

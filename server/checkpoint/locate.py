@@ -14,6 +14,7 @@ from server.checkpoint.gguf_header import read_gguf_header
 from server.checkpoint.headers import weight_files
 from server.checkpoint.hub import download, is_hub_id
 from server.checkpoint.json_files import read_json_object, read_optional_json_object
+from server.checkpoint.packaged_heads import packaged_head
 from server.checkpoint.text_config import flatten_text_config
 from server.errors import UserError
 
@@ -59,6 +60,9 @@ def locate_files(model: str, download_dir: Path | None, ignore_patterns: Sequenc
         raise UserError("the model is an empty string; name a folder, a .gguf file or a hub id such as org/name")
     if "\0" not in model and path.exists():
         return path
+    packaged = packaged_head(model)
+    if packaged is not None:
+        return packaged
     if _looks_like_path(model) or not is_hub_id(model):
         raise UserError(
             f"{model!r} does not exist; name an existing folder or .gguf file, or a hub id such as org/name"

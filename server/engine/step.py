@@ -93,3 +93,8 @@ class DraftRow:
     """Index of that first token among the step's tokens."""
     limit: int
     """Tokens to draft now; 0 while a prompt is under way, near a limit, or when the request has ended."""
+
+    @property
+    def in_prompt(self) -> bool:
+        """Whether the step computed tokens of the prompt."""
+        return self.start < self.request.num_prompt

@@ -250,6 +250,12 @@ SPEC_ACCEPTED_LENGTH = Metric(
     "Tokens confirmed per draft, 0 to k.",
     buckets=(0,),
 )
+SPEC_CHOSEN = Metric(
+    "outrider_spec_decode_chosen_tokens",
+    "histogram",
+    "The most tokens that a request was let draft, per step, 0 to k: what adaptive_k decided for the load.",
+    buckets=(0,),
+)
 SPEC_WATCHDOG = Metric(
     "outrider_spec_decode_watchdog",
     "gauge",

@@ -17,6 +17,7 @@ class SpeculationMetrics:
         self._drafted_at = numbers(names.SPEC_DRAFT_TOKENS_PER_POSITION)
         self._accepted_at = numbers(names.SPEC_ACCEPTED_TOKENS_PER_POSITION)
         self._lengths = distributions(names.SPEC_ACCEPTED_LENGTH)
+        self._chosen = distributions(names.SPEC_CHOSEN)
         self._watchdogs = numbers(names.SPEC_WATCHDOG)
         self._synthetic = numbers(names.SPEC_SYNTHETIC)
         self._info = numbers(names.SPEC_INFO)
@@ -27,6 +28,7 @@ class SpeculationMetrics:
             self._drafted_at,
             self._accepted_at,
             self._lengths,
+            self._chosen,
             self._watchdogs,
             self._synthetic,
             self._info,
@@ -55,6 +57,8 @@ class SpeculationMetrics:
             for position, total in enumerate(totals):
                 family.of(str(position)).set(total)
         self._lengths.of().set(counts.lengths, accepted)
+        chosen = counts.chosen or [0] * len(counts.lengths)
+        self._chosen.of().set(chosen, sum(k * steps for k, steps in enumerate(chosen)))
 
     def watchdog(self, kind: str, barks: bool) -> None:
         """Show whether a watchdog of `names.WATCHDOGS` has something to say."""
@@ -65,4 +69,5 @@ class SpeculationMetrics:
         for position in range(k):
             for family in (self._drafted_at, self._accepted_at):
                 family.of(str(position))
-        self._lengths.replace(lambda: Distribution(range(k + 1)))
+        for histogram in (self._lengths, self._chosen):
+            histogram.replace(lambda: Distribution(range(k + 1)))

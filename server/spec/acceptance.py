@@ -13,6 +13,7 @@ def since(earlier: DraftCounts, later: DraftCounts) -> DraftCounts:
         _minus(later.drafted, earlier.drafted),
         _minus(later.accepted, earlier.accepted),
         _minus(later.lengths, earlier.lengths),
+        _minus(later.chosen, earlier.chosen),
     )
 
 

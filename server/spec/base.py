@@ -26,3 +26,6 @@ class Proposer(Protocol):
         Returns:
             One a row, of at most its limit's tokens; `NO_DRAFT` where there is nothing to propose.
         """
+
+    def rest(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
+        """Take note of a step after which nothing is drafted, for as little work as can be; arguments as `propose`."""

@@ -19,6 +19,7 @@ class AcceptanceCounter:
         self._drafted = [0] * max_tokens
         self._accepted = [0] * max_tokens
         self._lengths = [0] * (max_tokens + 1)
+        self._chosen = [0] * (max_tokens + 1)
 
     def add(self, outputs: Iterable[RequestOutput]) -> None:
         """Count the drafts that a step verified."""
@@ -30,6 +31,10 @@ class AcceptanceCounter:
                     self._accepted[position] += 1
                 self._lengths[output.accepted] += 1
 
+    def chose(self, length: int) -> None:
+        """Count a step that let its requests draft so many tokens."""
+        self._chosen[length] += 1
+
     def snapshot(self) -> DraftCounts:
         """The totals now."""
-        return DraftCounts(list(self._drafted), list(self._accepted), list(self._lengths))
+        return DraftCounts(list(self._drafted), list(self._accepted), list(self._lengths), list(self._chosen))

@@ -63,6 +63,11 @@ class DraftModelProposer:
             rows[i].request.draft_computed = len(rows[i].request.tokens) + limits[i] - 1
         return drafts
 
+    def rest(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
+        """See `Proposer.rest`: of a sequence's own tokens the draft catches up on all at once, when it drafts again."""
+        self.propose([replace(row, limit=0) for row in rows if row.in_prompt], hidden)
+        return [NO_DRAFT] * len(rows)
+
     def _logits(self, output: Tensor) -> Tensor:
         return self.runner.model.logits(output)[:, : self._vocab_size]
 

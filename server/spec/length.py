@@ -7,34 +7,45 @@ from weakref import WeakKeyDictionary
 
 from server.engine.request import Request
 from server.messages import RequestOutput
+from server.spec.best_length import BestLength
 from server.spec.settings import BatchSizeRule
 
 
 class DraftLength:
-    """k fixed, by the number of running sequences, and, when adaptive, by how a request's drafts have fared."""
+    """k fixed, by the number of running sequences, and, when adaptive, by what pays and how a request's drafts fare."""
 
     def __init__(self, max_tokens: int, adaptive: bool, rules: Sequence[BatchSizeRule] = ()) -> None:
         """Make the rule.
 
         Args:
             max_tokens: k.
-            adaptive: a draft accepted whole lets the next be one longer, one of which less than half was accepted
-                makes it one shorter, within 1 … k.
+            adaptive: a step's longest draft is the one that `BestLength` has found to make the most tokens a second;
+                and for each request, a draft accepted whole lets the next be one longer, one of which less than half
+                was accepted makes it one shorter, within 1 … k.
             rules: k by running sequences; the first that fits holds, and without one k does.
         """
         self._max_tokens = max_tokens
-        self._adaptive = adaptive
+        self._best = BestLength(max_tokens) if adaptive else None
         self._rules = rules
         self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
+    def most(self, running: int) -> int:
+        """Tokens that any request may draft in a step while so many sequences run."""
+        return self._max_tokens if self._best is None or not running else self._best.choose(running)
+
+    def learn(self, running: int, length: int, tokens: int, seconds: float) -> None:
+        """Take in what a cycle made and took whose longest draft was to be `length`; see `BestLength.learn`."""
+        if self._best is not None and running:
+            self._best.learn(running, length, tokens, seconds)
+
     def wanted(self, request: Request, running: int) -> int:
-        """Tokens to draft for a request while so many sequences run."""
+        """Tokens to draft for a request while so many sequences run, where `most` allows it."""
         most = next((rule.k for rule in self._rules if rule.lo <= running <= rule.hi), self._max_tokens)
         return min(most, self._lengths.get(request, self._max_tokens))
 
     def observe(self, request: Request, output: RequestOutput) -> None:
         """Take note of what a verified draft came to."""
-        if not (self._adaptive and output.drafted):
+        if self._best is None or not output.drafted:
             return
         length = self._lengths.get(request, self._max_tokens)
         if output.accepted == output.drafted:

@@ -37,6 +37,10 @@ class NgramProposer:
         """See `Proposer.propose`."""
         return [self._draft(row) if row.limit else NO_DRAFT for row in rows]
 
+    def rest(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
+        """See `Proposer.rest`."""
+        return [NO_DRAFT] * len(rows)
+
     def _draft(self, row: DraftRow) -> Draft:
         history = self._histories.setdefault(row.request, _History())
         tokens = history.follow(row.request.tokens)

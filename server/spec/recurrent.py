@@ -24,6 +24,7 @@ from server.engine.runner import ModelRunner
 from server.engine.step import DraftRow
 from server.spec.chain import draft_chain
 from server.spec.choice import DraftChoice
+from server.spec.rested_states import RestedStates
 
 
 class RecurrentProposer:
@@ -47,6 +48,7 @@ class RecurrentProposer:
         self._choice = choice
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._rested = RestedStates()
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
@@ -56,13 +58,13 @@ class RecurrentProposer:
         order = sorted((i for i in range(len(rows)) if self._kept(rows[i])), key=lambda i: -limits[i])
         if not order:
             return drafts
-        batch = self.runner.batch([self._span(rows[i]) for i in order])
-        taken = [range(rows[i].first, rows[i].first + self._kept(rows[i])) for i in order]
-        chosen = torch.tensor([index for indices in taken for index in indices], device=batch.input_ids.device)
-        made = self._forward(self._model.combine(hidden.select(chosen)), batch, 0)
+        first = [self._rested.begin(rows[i]) for i in order]
+        spans = [self._span(rows[i], begin) for i, begin in zip(order, first, strict=True)]
+        batch = self.runner.batch(spans)
+        made = self._forward(self._model.combine(self._hidden([rows[i] for i in order], hidden)), batch, 0)
         live = [i for i in order if limits[i]]
         last = torch.tensor(
-            [end - 1 for end in batch.step.query_start[1 : len(live) + 1]], dtype=torch.int64, device=chosen.device
+            [end - 1 for end in batch.step.query_start[1 : len(live) + 1]], dtype=torch.int64, device=made.output.device
         )
         recurrent = made.recurrent[last]
 
@@ -81,6 +83,40 @@ class RecurrentProposer:
             drafts[i] = draft
         return drafts
 
+    @torch.inference_mode()
+    def rest(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> list[Draft]:
+        """See `Proposer.rest`: hidden states of decoded tokens are kept, for the head to take in when it drafts again.
+
+        Blocks that reach the prefix cache meanwhile lack the head's part: a later request that finds them drafts worse.
+        """
+        late = [row for row in rows if row.in_prompt or self._rested.is_full(row)]
+        self.propose([replace(row, limit=0) for row in late], hidden)
+        taken = [row for row in rows if row not in late and self._kept(row)]
+        if taken:
+            self._rested.keep([(row, self._kept(row)) for row in taken], hidden.select(self._places(taken)))
+        return [NO_DRAFT] * len(rows)
+
+    def _hidden(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> TargetHidden:
+        """Of the tokens that the head takes in, those that it rested over before the step's."""
+        chosen = hidden.select(self._places(rows))
+        rested = [self._rested.take(row) for row in rows]
+        if not any(rested):
+            return chosen
+        parts: list[TargetHidden] = []
+        at = 0
+        for row, before in zip(rows, rested, strict=True):
+            parts += before
+            to = at + self._kept(row)
+            parts.append(TargetHidden(chosen.final[at:to], None if chosen.aux is None else chosen.aux[at:to]))
+            at = to
+        aux = [part.aux for part in parts if part.aux is not None]
+        return TargetHidden(torch.cat([part.final for part in parts]), torch.cat(aux) if aux else None)
+
+    def _places(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Where the tokens that the head takes in are among the step's."""
+        taken = [range(row.first, row.first + self._kept(row)) for row in rows]
+        return torch.tensor([i for indices in taken for i in indices], device=self.runner.setup.device)
+
     def _forward(self, hidden: Tensor, batch: Batch, step: int) -> DraftHidden:
         plan = self.runner.attention.plan(batch.step)
         made: DraftHidden = self._model(hidden, batch.input_ids, batch.positions, plan, step)
@@ -90,9 +126,9 @@ class RecurrentProposer:
         """Tokens of the step that the head takes in: those kept, whose next token is known, within its positions."""
         return max(0, min(row.end, len(row.request.tokens) - 1, self._max_model_len) - row.start)
 
-    def _span(self, row: DraftRow) -> Span:
-        following = row.request.tokens[row.start + 1 : row.start + 1 + self._kept(row)]
-        return Span(row.request.blocks, row.start, following)
+    def _span(self, row: DraftRow, begin: int) -> Span:
+        following = row.request.tokens[begin + 1 : row.start + 1 + self._kept(row)]
+        return Span(row.request.blocks, begin, following)
 
     def _logits(self, output: Tensor) -> Tensor:
         """[R, V] over the target's vocabulary; what the head does not know is never drafted."""

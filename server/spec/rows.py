@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from server.checkpoint.packaged_heads import PACKAGED_HEADS
 from server.engine.check import CheckRow
 from server.engine.components import Ask
 from server.engine.models.config import ModelConfig
@@ -18,6 +19,14 @@ def method_row(asked: Method | None, method: Method, config: ModelConfig | Recur
     notes = "; ".join(config.notes) if config is not None and not isinstance(config, ModelConfig) else ""
     row = _row("method", asked, method, "told from the draft's tensors")
     return replace(row, why="; ".join(part for part in (row.why, notes) if part))
+
+
+def packaged_rows(settings: SpeculativeSettings) -> list[CheckRow]:
+    """Where the draft comes from, when it is one of this package's own."""
+    if settings.model not in PACKAGED_HEADS:
+        return []
+    off = f"{KEY}method none turns it off"
+    return [_row("model", None, settings.model, f"trained for this model and packaged with the server; {off}")]
 
 
 def drafting_rows(settings: SpeculativeSettings, k: int, why: str) -> list[CheckRow]:

@@ -35,7 +35,7 @@ from server.errors import UserError
 from server.spec.draft_formats import check_quantization, draft_formats
 from server.spec.draft_plan import DraftPlan
 from server.spec.drafting import check_rules, draft_max_model_len, is_adaptive, num_tokens, synthetic_acceptance
-from server.spec.rows import drafting_rows, lookup_rows, method_row, model_rows
+from server.spec.rows import drafting_rows, lookup_rows, method_row, model_rows, packaged_rows
 from server.spec.settings import KEY, NGRAM_TOKENS, Method, SpeculativeSettings
 from server.spec.vocabulary import check_tokens_of_head, shared_vocab_size
 
@@ -91,6 +91,7 @@ def plan_draft(target: ModelSetup, requests: TargetRequests, settings: Speculati
         lookup=(settings.lookup_min, settings.lookup_max),
         rows=(
             method_row(asked, method, config),
+            *packaged_rows(settings),
             *drafting_rows(settings, k, why),
             len_row,
             *model_rows(settings, config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from server.engine.models.draft import TargetHidden
@@ -23,6 +24,20 @@ class DraftCache(Protocol):
         """Copy blocks; all are read before any is written."""
 
 
+@dataclass
+class _Cycle:
+    """A draft and the step that checks it: from drafting to drafting."""
+
+    began: float
+    """Of `time.perf_counter`."""
+    running: int
+    length: int
+    requests: frozenset[int]
+    """Those that the checking step must have, all of them and no others, for its time to tell anything."""
+    tokens: int = 0
+    """That the checking step made."""
+
+
 class Speculator:
     """Joins a proposer with the rule for k and the counters."""
 
@@ -39,6 +54,7 @@ class Speculator:
         self._cache = cache
         self._length = length
         self._counter = AcceptanceCounter(max_tokens)
+        self._cycle: _Cycle | None = None
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks of the draft's cache before a step writes."""
@@ -51,6 +67,8 @@ class Speculator:
         requests = {row.request.request_id: row.request for row in plan.rows}
         for output in outputs:
             self._length.observe(requests[output.request_id], output)
+        if self._cycle is not None:
+            self._cycle.tokens += sum(len(output.token_ids) for output in outputs)
 
     def wanted(self, request: Request, running: int) -> int:
         """Tokens to draft for a request while so many run, were there no other limit."""
@@ -65,12 +83,24 @@ class Speculator:
     ) -> None:
         """Draft for the next step, and settle this one."""
         started = time.perf_counter()
+        self._learn(plan, started)
         running = scheduler.running
-
-        rows = scheduler.draft_rows(plan, lambda request: self.wanted(request, running))
-        scheduler.settle(plan, rows, self.proposer.propose(rows, hidden))
+        most = self._length.most(running)
+        rows = scheduler.draft_rows(plan, lambda request: min(most, self.wanted(request, running)))
+        drafts = self.proposer.propose(rows, hidden) if most else self.proposer.rest(rows, hidden)
+        scheduler.settle(plan, rows, drafts)
+        decoding = frozenset(row.request.request_id for row in plan.rows if row.samples)
+        if decoding:
+            self._counter.chose(most)
+        self._cycle = _Cycle(started, running, most, decoding)
         phase_seconds.setdefault("draft", []).append(time.perf_counter() - started)
 
     def counts(self) -> DraftCounts:
         """Totals since the start."""
         return self._counter.snapshot()
+
+    def _learn(self, plan: StepPlan, now: float) -> None:
+        """Hand the last cycle's figures on, if the step did nothing else."""
+        cycle = self._cycle
+        if cycle is not None and cycle.requests == {row.request.request_id for row in plan.rows}:
+            self._length.learn(cycle.running, cycle.length, cycle.tokens, now - cycle.began)

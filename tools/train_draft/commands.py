@@ -19,7 +19,7 @@ from tools.train_draft.answers import write_answers
 from tools.train_draft.batches import Batches
 from tools.train_draft.eagle3_head import Eagle3Head
 from tools.train_draft.hidden import HiddenFolder, capture
-from tools.train_draft.mtp_head import MTPHead
+from tools.train_draft.mtp_head import FeedForward, MTPHead
 from tools.train_draft.target_weights import TargetWeights
 from tools.train_draft.train import Recipe, Training
 from tools.train_draft.unroll import Head, TargetEnds
@@ -61,6 +61,7 @@ def parse(arguments: Sequence[str]) -> Command:
     train.add_argument("--experts", type=int, help="mtp: experts of the layer, 0 for none (the target's)")
     train.add_argument("--top-k", type=int, help="mtp: experts a token goes to (the target's)")
     train.add_argument("--expert-width", type=int, help="mtp: of an expert, or of the plain feed-forward part")
+    train.add_argument("--shared", type=int, help="mtp: width of the shared expert, in experts (the target's)")
     train.add_argument("--seed", type=int, default=0)
 
     report = commands.add_parser("report", parents=[model], help="acceptance on prompts, by this server's engine")
@@ -97,8 +98,12 @@ def _train(asked: argparse.Namespace) -> Command:
     folders = HiddenFolder.open(asked.hidden)
     batches = Batches(folders, target.hidden_size, asked.tokens, asked.seed)
     vocab, share = frequent_tokens(batches.training, target.vocab_size, min(asked.draft_vocab, target.vocab_size))
+    state = asked.out / "state.pt"
+    if state.exists():
+        # More data may have come since: the head keeps the vocabulary that it began with.
+        vocab = torch.load(state, weights_only=True)["head"]["vocab"]
     head = _head(asked, target, folders[0].boundaries, vocab)
-    head.start_from(weights)
+    head.start_from(weights, batches.load(batches.training[:8]))
     ends = TargetEnds(weights.embedding.bfloat16(), weights.head[vocab].bfloat16())
     recipe = Recipe(
         asked.epochs, asked.minutes, asked.learning_rate, 0.01, tuple(0.8**step for step in range(asked.steps))
@@ -127,7 +132,8 @@ def _head(asked: argparse.Namespace, target: ModelConfig, boundaries: tuple[int,
     width = asked.expert_width or (moe.intermediate_size if moe and experts else target.intermediate_size)
     if experts and top_k > experts:
         raise UserError(f"--top-k {top_k}: more than the {experts} experts")
-    return MTPHead(target, vocab, experts, top_k, width)
+    shared = asked.shared or (moe.shared_intermediate_size // moe.intermediate_size if moe else 1)
+    return MTPHead(target, vocab, FeedForward(width, experts, top_k, shared))
 
 
 def _report(asked: argparse.Namespace) -> Command:

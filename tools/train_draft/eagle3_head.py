@@ -44,8 +44,8 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(hidden, len(vocab), bias=False)
 
     @torch.no_grad()
-    def start_from(self, weights: TargetWeights) -> None:
-        """Begin as the target's last layer over its highest captured hidden state, which learns much quicker."""
+    def start_from(self, weights: TargetWeights, batch: TrainingBatch) -> None:
+        """Begin as the target's last layer over its highest captured hidden state; see `MTPHead.start_from`."""
         hidden = self.target.hidden_size
         last = f"model.layers.{self.target.num_layers - 1}."
         self.fc.weight.zero_()

@@ -42,12 +42,12 @@ class Router(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Top-k of E experts with weights that sum to 1, beside a shared expert."""
 
-    def __init__(self, hidden_size: int, width: int, experts: int, top_k: int) -> None:
+    def __init__(self, hidden_size: int, width: int, experts: int, top_k: int, shared: int) -> None:
         super().__init__()
         self.top_k = top_k
         self.gate = Router(hidden_size, experts)
         self.experts = nn.ModuleList(GatedMLP(hidden_size, width) for _ in range(experts))
-        self.shared_experts = GatedMLP(hidden_size, width)
+        self.shared_experts = GatedMLP(hidden_size, shared * width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same."""

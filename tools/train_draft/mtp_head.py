@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ from tools.train_draft.gated_mlp import GatedMLP, MixtureOfExperts
 from tools.train_draft.target_weights import TargetWeights
 
 
+@dataclass(frozen=True)
+class FeedForward:
+    """The part behind the attention."""
+
+    width: int
+    """Of an expert, or of the plain part."""
+    experts: int = 0
+    """0 for a plain part."""
+    top_k: int = 1
+    shared: int = 1
+    """The shared expert is so many times as wide as the others."""
+
+
 class MTPHead(nn.Module):
     """One decoder layer, with experts or without, that borrows the target's embedding and head."""
 
@@ -22,19 +36,17 @@ class MTPHead(nn.Module):
     vocab: Tensor
     head: Tensor
 
-    def __init__(self, target: ModelConfig, vocab: Tensor, experts: int, top_k: int, width: int) -> None:
+    def __init__(self, target: ModelConfig, vocab: Tensor, shape: FeedForward) -> None:
         """Make the memory.
 
         Args:
             target: the model it drafts for.
             vocab: int64 [Vd], the ids whose logits are computed in training; all are when it is served.
-            experts: of the layer; 0 for a plain feed-forward part.
-            top_k: experts a token goes to.
-            width: of an expert, or of the feed-forward part.
+            shape: of the part behind the attention.
         """
         super().__init__()
         hidden, eps = target.hidden_size, target.rms_norm_eps
-        self.target, self.experts, self.top_k, self.width = target, experts, top_k, width
+        self.target, self.shape = target, shape
         self.register_buffer("vocab", vocab)
         self.register_buffer("head", torch.empty(len(vocab), hidden), persistent=False)
         self.enorm = RMSNorm(hidden, eps)
@@ -44,32 +56,50 @@ class MTPHead(nn.Module):
         heads = (target.num_heads, target.num_kv_heads, target.head_dim)
         self.self_attn = ChainAttention(hidden, hidden, *heads, target.rope)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = MixtureOfExperts(hidden, width, experts, top_k) if experts else GatedMLP(hidden, width)
+        self.mlp: MixtureOfExperts | GatedMLP = GatedMLP(hidden, shape.width)
+        if shape.experts:
+            self.mlp = MixtureOfExperts(hidden, shape.width, shape.experts, shape.top_k, shape.shared)
         self.norm = RMSNorm(hidden, eps)
 
     @torch.no_grad()
-    def start_from(self, weights: TargetWeights) -> None:
-        """Begin as the target's last layer over its final hidden state; each expert is a slice of its feed-forward."""
+    def start_from(self, weights: TargetWeights, batch: TrainingBatch) -> None:
+        """Begin as the target's last layer over the residual stream that its final hidden state was made of.
+
+        The shared expert is the first part of the target's feed-forward, the others are all its last part. What the
+        target has no plain tensors for is left to chance.
+
+        Args:
+            weights: the target's.
+            batch: to measure the size of the residual stream, where the last boundary was captured.
+        """
         hidden = self.target.hidden_size
         last = f"model.layers.{self.target.num_layers - 1}."
         self.head.copy_(weights.head[self.vocab])
+        norm = weights["model.norm.weight"]
+        stream = batch.aux[..., -hidden:].float() if batch.aux.shape[-1] else torch.ones_like(batch.final).float()
+        inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        size = _rms(stream[inside]) * _rms(batch.final[inside].float())
         self.eh_proj.weight[:, :hidden].normal_(std=0.01)
-        self.eh_proj.weight[:, hidden:] = torch.eye(hidden)
+        self.eh_proj.weight[:, hidden:] = torch.diag(size.median() / norm)
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             getattr(self.self_attn, name).weight.copy_(weights[f"{last}self_attn.{name}.weight"])
         for name in ("input_layernorm", "post_attention_layernorm"):
             getattr(self, name).weight.copy_(weights[f"{last}{name}.weight"])
-        self.norm.weight.copy_(weights["model.norm.weight"])
-        parts = [self.mlp] if isinstance(self.mlp, GatedMLP) else [*self.mlp.experts, self.mlp.shared_experts]
-        for number, part in enumerate(parts):
-            assert isinstance(part, GatedMLP)
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                dense = weights.get(f"{last}mlp.{name}.weight")
-                if dense is None:
-                    continue
-                width = dense.shape[1] if name == "down_proj" else dense.shape[0]
-                chosen = torch.arange(number * self.width, (number + 1) * self.width) % width
-                getattr(part, name).weight.copy_(dense[:, chosen] if name == "down_proj" else dense[chosen])
+        self.norm.weight.copy_(norm)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            dense = weights.get(f"{last}mlp.{name}.weight")
+            if dense is None:
+                continue
+            dense = dense.mT if name == "down_proj" else dense
+            parts = [self.mlp] if isinstance(self.mlp, GatedMLP) else [self.mlp.shared_experts, *self.mlp.experts]
+            for number, part in enumerate(parts):
+                weight = getattr(part, name).weight
+                weight = weight.mT if name == "down_proj" else weight
+                begin = 0 if number == 0 else len(dense) - self.shape.width
+                weight.copy_(dense[begin : begin + len(weight)])
+                if number:
+                    # Alike, they would learn alike.
+                    weight.add_(torch.randn_like(weight) * 0.1 * dense.std())
 
     def begin(self, batch: TrainingBatch) -> Tensor:
         """The hidden states of the first step, [B, L, H]."""
@@ -111,7 +141,7 @@ class MTPHead(nn.Module):
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """The checkpoint's config.json; `target` is the target's, of which it is a part."""
-        if not self.experts:
+        if not self.shape.experts:
             return {**target, "num_nextn_predict_layers": 1}
         model = self.target
         shape: dict[str, Any] = {
@@ -133,10 +163,10 @@ class MTPHead(nn.Module):
             "num_nextn_predict_layers": 1,
             "architectures": ["Glm4MoeForCausalLM"],
             "model_type": "glm4_moe",
-            "n_routed_experts": self.experts,
-            "num_experts_per_tok": self.top_k,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": self.width,
+            "n_routed_experts": self.shape.experts,
+            "num_experts_per_tok": self.shape.top_k,
+            "n_shared_experts": self.shape.shared,
+            "moe_intermediate_size": self.shape.width,
             "first_k_dense_replace": 0,
             "n_group": 1,
             "topk_group": 1,
@@ -145,3 +175,7 @@ class MTPHead(nn.Module):
         }
         kept = ("rope_theta", "rope_scaling", "rope_parameters", "bos_token_id", "eos_token_id")
         return shape | {key: target[key] for key in kept if key in target}
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean(-1).sqrt()

@@ -19,7 +19,7 @@ from tools.train_draft.export import export
 from tools.train_draft.unroll import Head, TargetEnds, Unrolled, unroll
 
 _SAVE_SECONDS = 120.0
-_AVERAGE = 0.998
+_AVERAGE = 0.99
 _WARM_UP = 0.02
 
 
@@ -123,7 +123,7 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._head.after_step()
-        # The average over the last hundreds of steps is better than any one of them.
+        # The average over the last hundred steps is better than any one of them.
         keep = min(_AVERAGE, 1 - 1 / (self._state.steps + 1))
         for name, p in self._head.named_parameters():
             self._average[name].lerp_(p.detach(), 1 - keep)

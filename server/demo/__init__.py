@@ -1,0 +1,1 @@
+"""Models to try the server with, made from the embedded one."""
