@@ -93,7 +93,7 @@ class Weather(BaseModel):
     rain: bool
 
 
-SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 1, "max_tokens": 200, "seed": 4}
+SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 1, "max_tokens": 400, "seed": 4}
 
 
 @pytest.mark.parametrize("model", CHAT)

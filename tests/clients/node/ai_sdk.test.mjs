@@ -35,7 +35,7 @@ for (const [kind, model, input] of [
 }
 
 const Weather = z.object({ sky: z.enum(["clear", "cloudy", "漢字"]), rain: z.boolean() });
-const sampled = { system: "Be brief.", temperature: 1, maxOutputTokens: 200, maxRetries: 0, seed: 4 };
+const sampled = { system: "Be brief.", temperature: 1, maxOutputTokens: 400, maxRetries: 0, seed: 4 };
 
 test("an object of a schema, whole and streamed", async () => {
   const asked = { model: provider.chatModel("tiny"), messages, ...sampled, output: Output.object({ schema: Weather }) };

@@ -115,7 +115,7 @@ test("a 429 is tried again until there is room", async () => {
 });
 
 const Weather = z.object({ sky: z.enum(["clear", "cloudy", "漢字"]), rain: z.boolean() });
-const structured = { model, messages, temperature: 1, max_tokens: 200, seed: 4 };
+const structured = { model, messages, temperature: 1, max_tokens: 400, seed: 4 };
 
 test("an answer that its helper for zod parses, whole and streamed", async () => {
   const asked = { ...structured, response_format: zodResponseFormat(Weather, "weather") };
