@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -18,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from server.messages import EngineReady, EngineStats, FinishReason, KVGroup, LoadedModel, ResolvedRow
 from server.metrics import names
 from server.metrics.recorder import Metrics
+from tests.ops.real_prometheus import binary
 
 ALL = [value for value in vars(names).values() if isinstance(value, names.Metric)]
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -195,12 +194,14 @@ def test_kinds_and_help_are_told() -> None:
     assert not any(sample.name.endswith("_created") for family in shown.values() for sample in family.samples)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_model_name_is_read_back(name: str) -> None:
     shown = {sample.labels["model_name"] for f in families(Metrics(name, "both")).values() for sample in f.samples}
     assert shown == {name}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(min_value=0, max_value=1e4), max_size=30))
 def test_buckets_hold_what_is_at_most_their_bound(samples: list[float]) -> None:
     metrics = Metrics("m", "outrider")
@@ -220,9 +221,7 @@ def test_a_label_too_few_is_a_mistake() -> None:
 
 
 def test_promtool_finds_nothing_to_say() -> None:
-    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: in the package prometheus); PROMTOOL may name it")
+    promtool = binary("promtool")
     metrics = Metrics("m", "outrider")
     metrics.engine_ready(READY)
     metrics.http_request("/v1/completions", "POST", 200)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.activity import ActivityLog
@@ -29,6 +29,7 @@ def asked() -> Iterator[str]:
     request_id.reset(token)
 
 
+@settings(deadline=None)
 @given(st.text(), st.dictionaries(st.text(), st.one_of(st.none(), st.integers(), st.text(), st.lists(st.booleans()))))
 def test_json_is_one_line_whatever_is_said(text: str, said: dict[str, Any]) -> None:
     line = JSONFormatter("engine").format(record("%s", text, extra={"fields": said}))
