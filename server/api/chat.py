@@ -28,6 +28,9 @@ from server.messages import Grammar
 
 _load = generate_loader(ChatFields)
 
+_SEARCHED = 65536
+"""Characters of a grammar in which the tool at fault is looked for: each is compiled once more, alone."""
+
 
 async def create_chat_completion(request: Request, serving: Serving) -> Response:
     """Answer a conversation. Raises `ApiError`."""
@@ -54,6 +57,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
         top_logprobs,
         asked.delivery.prompt_logprobs,
         asked.delivery.return_token_ids,
+        asked.delivery.return_draft_positions,
         rules,
     )
     return await deliver(request, serving, generation, style, asked)
@@ -116,8 +120,9 @@ async def _checked(
     try:
         return await serving.check_grammar(asked)
     except ApiError:
-        for single in use.single_grammars() if use is not None else ():
-            await serving.check_grammar(single)
+        if use is not None and asked is not None and len(asked.grammar.text) <= _SEARCHED:
+            for single in use.single_grammars():
+                await serving.check_grammar(single)
         raise
 
 

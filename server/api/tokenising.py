@@ -73,6 +73,10 @@ class TextCodec:
         max_tokens: int | None = None,
     ) -> EncodedPrompt:
         """Render the template and tokenise the result as a whole. Raises `ApiError` 400."""
+        if keep_last is None and max_tokens is not None:
+            # Templates drop parts of earlier answers, but nothing of what they were asked.
+            asked = (message.get("content") for message in conversation.messages if message["role"] != "assistant")
+            self._refuse_hopeless(sum(len(content) for content in asked if content), max_tokens, "messages")
         text = self.templates.render(conversation)
         return self._encode(text, add_special_tokens, keep_last, max_tokens, param="messages")
 
@@ -109,7 +113,7 @@ class TextCodec:
         param: str = "prompt",
     ) -> EncodedPrompt:
         if keep_last is None and max_tokens is not None:
-            self._refuse_hopeless(text, max_tokens, param)
+            self._refuse_hopeless(len(text), max_tokens, param)
         ids, mask = self._ids_and_mask(text, add_special_tokens)
         if keep_last is not None and len(ids) > keep_last:
             ids, mask = ids[-keep_last:], mask[-keep_last:]
@@ -128,11 +132,11 @@ class TextCodec:
             return ids[1:], mask[1:]  # the text brought its own BOS
         return ids, mask
 
-    def _refuse_hopeless(self, text: str, max_tokens: int, param: str) -> None:
+    def _refuse_hopeless(self, length: int, max_tokens: int, param: str) -> None:
         """Refuse a text that is over the limit even if every token were the longest one, without tokenising it."""
-        if len(text) > _ALWAYS_SHORT and len(text) > max_tokens * self._longest_token:
+        if length > _ALWAYS_SHORT and length > max_tokens * self._longest_token:
             raise invalid(
-                f"{param}: a text of {len(text)} characters is longer than the context of {max_tokens} tokens.",
+                f"{param}: a text of {length} characters is longer than the context of {max_tokens} tokens.",
                 param=param,
                 code="context_length_exceeded",
             )
