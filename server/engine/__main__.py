@@ -12,7 +12,7 @@ import setproctitle
 
 from server.config import Settings
 from server.engine.link import EngineLink
-from server.engine.process import die_with_parent, leave_signals_to_parent
+from server.engine.process import die_with_parent, leave_signals_to_parent, wait_briefly
 from server.errors import UserError
 from server.logs import set_up_logging
 from server.messages import EngineFailed
@@ -34,6 +34,7 @@ def main() -> int:
     die_with_parent(arguments.parent)
     setproctitle.setproctitle("outrider: engine")
     leave_signals_to_parent()
+    wait_briefly()
     settings = Settings.model_validate_json(arguments.config_file.read_text())
     set_up_logging(settings.log_level, settings.log_format, "engine")
     link = EngineLink(arguments.link)
