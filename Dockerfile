@@ -60,11 +60,12 @@ FROM base-${VARIANT} AS image
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG VARIANT
 ARG CUDA_PACKAGES="cuda-nvcc-13-0 cuda-cudart-dev-13-0 cuda-nvrtc-dev-13-0 libcublas-dev-13-0 libcurand-dev-13-0"
-# Kernels are compiled on first use: Triton wants a C compiler and Python's headers, FlashInfer nvcc, nvrtc and ninja.
+# Kernels are compiled on first use: those of the CPU, and Triton's launchers, by a C compiler, FlashInfer's by nvcc with
+# nvrtc and ninja. Triton wants Python's headers, too.
 # hadolint ignore=DL3008
-RUN set -- ca-certificates python3; \
+RUN set -- ca-certificates python3 gcc libc6-dev; \
     if [ "${VARIANT}" = cuda ]; then \
-        for package in gcc g++ libc6-dev libpython3-dev ninja-build ${CUDA_PACKAGES}; do set -- "$@" "${package}"; done; \
+        for package in g++ libpython3-dev ninja-build ${CUDA_PACKAGES}; do set -- "$@" "${package}"; done; \
     fi; \
     apt-get update \
     && apt-get install -y --no-install-recommends "$@" \

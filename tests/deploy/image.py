@@ -15,7 +15,9 @@ from typing import Any
 
 from tests.deploy.deploy_tools import ROOT, TOOLS, tool
 
-IMAGE, BASE = "localhost/outrider:cpu", "localhost/debian:bookworm"
+GIVEN = os.environ.get("DEPLOY_IMAGE")
+"""An image that buildah has already, to be tested as it is."""
+IMAGE, BASE = GIVEN or "localhost/outrider:cpu", "localhost/debian:bookworm"
 BASE_TAR = TOOLS.parent / "debian-bookworm.tar"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 PATIENCE = 240
@@ -129,10 +131,9 @@ class Run:
 
     def inside(self, *command: str, **variables: str) -> str:
         """What a command inside prints, run as the container's user."""
-        named = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
-        user = ["--user", f"{self.uid}:0"]
+        named = [f"{name}={value}" for name, value in variables.items()]
         done = subprocess.run(
-            self._crun("exec", *user, *named, self.name, *command),
+            self._crun("exec", "--user", f"{self.uid}:0", self.name, "env", *named, *command),
             capture_output=True,
             text=True,
             check=False,
@@ -161,7 +162,8 @@ class Run:
         spec = self._standard_spec()
         config = self.image.config
         spec["root"] = {"path": str(self.image.root), "readonly": True}
-        variables = dict(entry.split("=", 1) for entry in config["Env"]) | self.variables
+        # Tests share the cores: threads that spin for each other would stall all of them.
+        variables = dict(entry.split("=", 1) for entry in config["Env"]) | {"OMP_NUM_THREADS": "1"} | self.variables
         spec["process"] |= {
             "terminal": False,
             "user": {"uid": self.uid, "gid": 0},
