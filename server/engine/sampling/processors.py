@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from server.engine.sampling.request import SampleRow
 from server.engine.sampling.transfer import to_device
 
 _NEVER = float("-inf")
+_ADDED = torch.where(((torch.arange(256)[:, None] >> torch.arange(8)) & 1).bool(), 0.0, _NEVER)
+"""[256, 8] fp32: for each byte of a mask, what is added to its eight logits, low bit first."""
 
 
 def apply_processors(logits: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -38,20 +41,13 @@ def _keep_grammatical(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     masked = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
     if not masked:
         return
-    forbidden = _forbidden(np.stack([mask for _, mask in masked]).view(np.uint8), logits.shape[1], logits.device)
+    bits = np.stack([mask for _, mask in masked]).view(np.uint8).astype(np.int32)
+    # Adding takes the same time for every mask; filling takes ten times as long where bits alternate.
+    added = embedding(to_device(bits, logits.device), _ADDED.to(logits.device)).flatten(1)[:, : logits.shape[1]]
     if len(masked) == len(rows):
-        logits.masked_fill_(forbidden, _NEVER)
+        logits += added
     else:
-        indices = to_device(np.array([index for index, _ in masked]), logits.device)
-        logits.index_copy_(0, indices, logits[indices].masked_fill_(forbidden, _NEVER))
-
-
-def _forbidden(masks: npt.NDArray[np.uint8], vocab_size: int, device: torch.device) -> Tensor:
-    """Bits of `masks` [R, B], low ones first, that are not set: bool [R, V] on the device."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(~masks, axis=1, count=vocab_size, bitorder="little").view(np.bool_))
-    bits = to_device(np.array([1 << bit for bit in range(8)], dtype=np.uint8), device)
-    return ((to_device(masks, device)[:, :, None] & bits) == 0).flatten(1)[:, :vocab_size]
+        logits.index_add_(0, to_device(np.array([index for index, _ in masked]), logits.device), added)
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
