@@ -10,6 +10,8 @@ from server.errors import UserError
 
 BACKLOG = 2048
 """Connections that may wait while the server is busy or still importing."""
+UNSENT_BYTES = 64 * 1024
+"""What the kernel holds for a client beyond what it has sent: else megabytes, behind which a stalled reader hides."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -30,6 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)  # connections inherit it
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from server.api.http_server import http_server
 from server.api.recorder import FinishedSequence
 from server.api.template_renderer import TemplateRenderer
 from server.checkpoint.tokenizer import TokenizerFiles
+from server.listener import listen as open_listener
 from server.messages import EngineReady, EngineRequest
 
 
@@ -154,14 +154,10 @@ async def serve_api(
 
 
 @contextlib.asynccontextmanager
-async def listen(
-    api: Api, limits: ConnectionLimits | None = None, *, send_buffer: int | None = None
-) -> AsyncIterator[str]:
+async def listen(api: Api, limits: ConnectionLimits | None = None) -> AsyncIterator[str]:
     """Serve the app on a real port of this machine; yields the base URL."""
     server = http_server(api.app, limits or ConnectionLimits())
-    listener = socket.create_server(("127.0.0.1", 0))
-    if send_buffer is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    listener = open_listener("127.0.0.1", 0)
     task = asyncio.create_task(server.serve([listener]))
     try:
         async with asyncio.timeout(10):
