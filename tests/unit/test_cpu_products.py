@@ -38,11 +38,11 @@ def drawn(bits: int, rows: int, columns: int, bias: Tensor | None) -> tuple[Pack
 
 
 def as_multiplied(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The activations in float64 and how far each of them may be rounded: half a step of its block's int8 scale."""
+    """The activations in float64 and how far each of them may be rounded: half a step of its half block's int8 scale."""
     numbers = x.double()
     if bits == 16:
         return numbers, torch.zeros_like(numbers)
-    blocks = numbers.view(len(x), -1, BLOCK)
+    blocks = numbers.view(len(x), -1, BLOCK // 2)
     step = blocks.abs().amax(-1, keepdim=True) / 127
     return numbers, (step * 0.5001).expand_as(blocks).reshape(numbers.shape)
 

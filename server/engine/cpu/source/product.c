@@ -19,7 +19,7 @@ static Tokens lay_out(char *room, int64_t count, const Weight *weight)
     tokens.plain = weight->bits == SIXTEEN_BITS;
     tokens.quantized = !tokens.plain;
     tokens.scales = (float *)room;
-    tokens.sums = tokens.scales + count * weight->columns / BLOCK;
+    tokens.sums = tokens.scales + count * weight->columns / LANES;
     tokens.codes = (int8_t *)(tokens.sums + count * weight->columns / BLOCK);
     tokens.rounded = (uint16_t *)room;
     return tokens;

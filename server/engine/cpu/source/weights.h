@@ -5,7 +5,7 @@
 //           16 scales and 16 minimums in float16: W = code * scale + minimum
 //   8 bits: 512 bytes of codes (8 vectors of 4 columns a lane), 16 scales in float16: W = (code - 128) * scale
 //   16 bits: 1024 bytes of bfloat16 (16 vectors of 2 columns a lane)
-// Tokens are multiplied with the first two in int8 with a scale for each block, with the last in bfloat16.
+// Tokens are multiplied with the first two in int8 with a scale for each half of a block, with the last in bfloat16.
 #pragma once
 #include "vectors.h"
 
@@ -28,8 +28,8 @@ typedef struct {
 // Tokens [T, columns], both ways; what no weight reads is not filled.
 typedef struct {
     int8_t *codes;
-    float *scales;  // [T, columns / 32]
-    float *sums;    // the same; scale * sum of the block's codes
+    float *scales;  // [T, columns / 16]
+    float *sums;    // [T, columns / 32], of the codes times their scales
     uint16_t *rounded;
     int64_t columns;
     int quantized, plain;
@@ -46,17 +46,18 @@ INLINE void put_block(const Tokens *tokens, int64_t token, int64_t column, Float
         store_bf16(tokens->rounded + at + LANES, high);
     }
     if (!tokens->quantized) return;
-    float most = largest_of(larger(magnitude(low), magnitude(high)));
-    float inverse = most > 0 ? 127.0f / most : 0.0f;
-    // Adding 1.5 * 2^23 rounds to a whole number.
-    Floats a = low * inverse + 12582912.0f, b = high * inverse + 12582912.0f;
-    Codes first = __builtin_convertvector((Ints)a - 0x4b400000, Codes);
-    Codes second = __builtin_convertvector((Ints)b - 0x4b400000, Codes);
-    memcpy(tokens->codes + at, &first, sizeof first);
-    memcpy(tokens->codes + at + LANES, &second, sizeof second);
-    float scale = most / 127.0f;
-    tokens->scales[at / BLOCK] = scale;
-    tokens->sums[at / BLOCK] = scale * sum_of((a - 12582912.0f) + (b - 12582912.0f));
+    const Floats halves[2] = {low, high};
+    float sum = 0;
+    for (int i = 0; i < 2; i++) {
+        float most = largest_of(magnitude(halves[i]));
+        float inverse = most > 0 ? 127.0f / most : 0.0f, scale = most / 127.0f;
+        Floats shifted = halves[i] * inverse + 12582912.0f;  // 1.5 * 2^23: rounds to a whole number
+        Codes codes = __builtin_convertvector((Ints)shifted - 0x4b400000, Codes);
+        memcpy(tokens->codes + at + i * LANES, &codes, sizeof codes);
+        tokens->scales[at / LANES + i] = scale;
+        sum += scale * sum_of(shifted - 12582912.0f);
+    }
+    tokens->sums[at / BLOCK] = sum;
 }
 
 INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens, int64_t first, Floats *out)
@@ -64,7 +65,7 @@ INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens
     Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
     const int64_t blocks = tokens->columns / BLOCK;
     const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
-    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
+    const float *scales = tokens->scales + 2 * first * blocks, *sums = tokens->sums + first * blocks;
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) totals[i] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, tile += 320) {
@@ -79,13 +80,14 @@ INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
             const int32_t *x = codes + (i * blocks + block) * 8;
-            Ints even = {0}, odd = {0};
+            const float *steps = scales + 2 * (i * blocks + block);
+            Ints first_half = {0}, second_half = {0};
 #pragma GCC unroll 4
-            for (int j = 0; j < 8; j += 2) {
-                even = dot_nibbles(even, weights[j], x[j]);
-                odd = dot_nibbles(odd, weights[j + 1], x[j + 1]);
+            for (int j = 0; j < 4; j++) {
+                first_half = dot_nibbles(first_half, weights[j], x[j]);
+                second_half = dot_nibbles(second_half, weights[j + 4], x[j + 4]);
             }
-            totals[i] += to_floats(even + odd) * (scale * scales[i * blocks + block]);
+            totals[i] += scale * (to_floats(first_half) * steps[0] + to_floats(second_half) * steps[1]);
             totals[i] += minimum * sums[i * blocks + block];
         }
     }
@@ -97,7 +99,7 @@ INLINE void eight_bits(const int count, const uint8_t *tile, const Tokens *token
     Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
     const int64_t blocks = tokens->columns / BLOCK;
     const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
-    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
+    const float *scales = tokens->scales + 2 * first * blocks, *sums = tokens->sums + first * blocks;
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) totals[i] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, tile += 544) {
@@ -108,13 +110,14 @@ INLINE void eight_bits(const int count, const uint8_t *tile, const Tokens *token
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
             const int32_t *x = codes + (i * blocks + block) * 8;
-            Ints even = {0}, odd = {0};
+            const float *steps = scales + 2 * (i * blocks + block);
+            Ints first_half = {0}, second_half = {0};
 #pragma GCC unroll 4
-            for (int j = 0; j < 8; j += 2) {
-                even = dot_bytes(even, weights[j], x[j]);
-                odd = dot_bytes(odd, weights[j + 1], x[j + 1]);
+            for (int j = 0; j < 4; j++) {
+                first_half = dot_bytes(first_half, weights[j], x[j]);
+                second_half = dot_bytes(second_half, weights[j + 4], x[j + 4]);
             }
-            Floats value = to_floats(even + odd) * scales[i * blocks + block];
+            Floats value = to_floats(first_half) * steps[0] + to_floats(second_half) * steps[1];
             totals[i] += scale * (value - EIGHT_BIT_EXCESS * sums[i * blocks + block]);
         }
     }
