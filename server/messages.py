@@ -49,8 +49,8 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     """Number of alternatives beside the chosen token's own log-probability; None is off, 0 only the chosen one."""
     prompt_logprobs: int | None = None
     """The same for every prompt token."""
-    draft: bool = True
-    """Whether tokens may be drafted for this request; its answer is the same either way."""
+    most_drafted: int | None = None
+    """Tokens that may be drafted for this request at a time; None is as many as the server drafts."""
     grammar: Grammar | None = None
     """The answer's language; the sequence stops where the grammar leaves nothing to add."""
 
@@ -117,6 +117,8 @@ class RequestOutput(Struct, frozen=True, omit_defaults=True):
     """Drafted tokens that this step verified."""
     accepted: int = 0
     """Those of them that the target confirmed; `token_ids` holds one more, its own."""
+    draft_places: list[int | None] | None = None
+    """Of an output that joins several steps: each token's place in its draft. One step's follow from `accepted`."""
 
 
 class DraftCounts(Struct, frozen=True):

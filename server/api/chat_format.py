@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, Struct, UnsetType
 
 from server.api.answer import AnswerHead
-from server.api.choice import Delta
+from server.api.choice import Delta, draft_positions
 from server.api.generation import SequenceState
 from server.api.logprob_format import chat_logprobs, prompt_logprobs
 from server.api.message_piece import CallPiece, MessagePiece
@@ -22,6 +22,7 @@ from server.api.responses import (
     ChatFinishReason,
     ChatLogprobs,
     ChatMessageBody,
+    DraftPositions,
     FunctionBody,
     FunctionDelta,
     MetricsBody,
@@ -41,6 +42,7 @@ class ChatFormat:
     top_logprobs: int | None
     prompt_logprobs: int | None
     return_token_ids: bool
+    return_draft_positions: bool
     rules: ReadingRules = ReadingRules()
     _readers: dict[int, MessageReader] = field(default_factory=dict)
 
@@ -85,7 +87,7 @@ class ChatFormat:
                 )
             )
         piece, finish_reason = self._read(sequence, delta)
-        shows_tokens = self.return_token_ids or self.top_logprobs is not None
+        shows_tokens = self.return_token_ids or self.return_draft_positions or self.top_logprobs is not None
         if piece != MessagePiece() or finish_reason is not None or (delta.tokens and shows_tokens):
             choice = ChatChunkChoice(
                 index=index,
@@ -98,6 +100,7 @@ class ChatFormat:
                 finish_reason=finish_reason,
                 stop_reason=delta.stop_reason,
                 token_ids=self._token_ids(delta),
+                draft_positions=self._draft_positions(delta),
             )
             chunks.append(self._chunk([choice], usage, metrics))
         return chunks
@@ -151,6 +154,7 @@ class ChatFormat:
             finish_reason=finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=self._token_ids(delta),
+            draft_positions=self._draft_positions(delta),
         )
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
@@ -160,6 +164,9 @@ class ChatFormat:
 
     def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
         return [token.token_id for token in delta.tokens] if self.return_token_ids else UNSET
+
+    def _draft_positions(self, delta: Delta) -> DraftPositions | UnsetType:
+        return draft_positions(delta.tokens) if self.return_draft_positions else UNSET
 
     def _prompt_logprobs(self, sequence: SequenceState, delta: Delta) -> PromptLogprobs | UnsetType:
         if self.prompt_logprobs is None or delta.prompt_logprobs is None:

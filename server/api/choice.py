@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.api.detokenizer import Detokenizer
+from server.api.draft_places import draft_places
 from server.api.stop import StopMatcher
 from server.checkpoint.token_bytes import TokenBytes
 from server.messages import FinishReason, RequestOutput, TokenLogprobs
@@ -37,6 +38,8 @@ class Token:
     data: bytes
     """Its bytes that are in the text."""
     generated: bool = True
+    draft_position: int | None = None
+    """Its place in the draft that proposed it, from 0; None when the target made it."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,11 @@ class Delta:
     error: str | None = None
     request_at_fault: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = field(default=None)
+
+
+def draft_positions(tokens: Sequence[Token]) -> list[int | None]:
+    """Where each generated token stood in its draft."""
+    return [token.draft_position for token in tokens if token.generated]
 
 
 class Choice:
@@ -91,12 +99,14 @@ class Choice:
         if output.prompt_logprobs is not None:
             self._set_echo_logprobs(output.prompt_logprobs)
         stop_match: tuple[int, str] | None = None
+        places = draft_places(output)
         for i, token_id in enumerate(output.token_ids):
             is_stop = output.stop_token_id is not None and i == len(output.token_ids) - 1
             hidden = (is_stop and not self._rules.include_stop) or self._detokenizer.is_hidden(token_id)
             data = b"" if hidden else self._token_bytes[token_id]
             logprobs = output.logprobs[i] if output.logprobs else None
             stop_match = self._append(token_id, logprobs, data, generated=True)
+            self._waiting[-1].draft_position = places[i]
             if stop_match is not None:
                 break
         finish_reason = output.finish_reason

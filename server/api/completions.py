@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from server.api.answer import AnswerHead, deliver
 from server.api.body import read_request
-from server.api.choice import Delta
+from server.api.choice import Delta, draft_positions
 from server.api.errors import invalid
 from server.api.generation import SequenceState
 from server.api.logprob_format import legacy_logprobs, prompt_logprobs
@@ -39,6 +39,7 @@ class CompletionFormat:
     logprobs: int | None
     prompt_logprobs: int | None
     return_token_ids: bool
+    return_draft_positions: bool
 
     def whole(
         self, choices: list[tuple[SequenceState, Delta]], usage: Usage, metrics: MetricsBody | UnsetType
@@ -84,6 +85,7 @@ class CompletionFormat:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=[token.token_id for token in delta.tokens if token.generated] if self.return_token_ids else UNSET,
+            draft_positions=draft_positions(delta.tokens) if self.return_draft_positions else UNSET,
             prompt_token_ids=prompt_ids if self.return_token_ids and first else UNSET,
             prompt_logprobs=UNSET
             if self.prompt_logprobs is None or entries is None
@@ -108,6 +110,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
         asked.own.logprobs,
         asked.delivery.prompt_logprobs,
         asked.delivery.return_token_ids,
+        asked.delivery.return_draft_positions,
     )
     return await deliver(request, serving, generation, style, asked)
 

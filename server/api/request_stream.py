@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from server.api.draft_places import draft_places
 from server.api.draft_tally import DraftTally
 from server.messages import RequestOutput
 
@@ -90,6 +91,8 @@ class RequestStream:
 
 def _merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     """One output that says what both say; extends the lists of `earlier` in place."""
+    places = draft_places(earlier)
+    places.extend(draft_places(later))
     earlier.token_ids.extend(later.token_ids)
     logprobs = earlier.logprobs
     if logprobs is None:
@@ -108,4 +111,5 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         first_scheduled=earlier.first_scheduled or later.first_scheduled,
         drafted=earlier.drafted + later.drafted,
         accepted=earlier.accepted + later.accepted,
+        draft_places=places,
     )

@@ -66,6 +66,9 @@ class PromptLogprob(Struct, frozen=True):
     decoded_token: str
 
 
+DraftPositions = list[int | None]
+"""For each token of the answer its place in the draft that proposed it, from 0; null: the target made it."""
+
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -89,6 +92,7 @@ class CompletionChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    draft_positions: DraftPositions | UnsetType = UNSET
 
 
 class CompletionBody(Struct, frozen=True):
@@ -192,6 +196,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    draft_positions: DraftPositions | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
@@ -203,6 +208,7 @@ class ChatChunkChoice(Struct, frozen=True):
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    draft_positions: DraftPositions | UnsetType = UNSET
 
 
 class ChatBody(Struct, frozen=True):

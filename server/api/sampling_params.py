@@ -81,9 +81,25 @@ def build_sampling_params(
         stop_token_ids=tuple(dict.fromkeys((*eos, *fields.stop_token_ids))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        draft=fields.speculative_decoding,
+        most_drafted=_most_drafted(fields),
         grammar=grammar,
     )
+
+
+def _most_drafted(fields: SamplingFields) -> int | None:
+    if not fields.speculative_decoding:
+        return 0
+    return None if fields.speculative is None else fields.speculative.num_speculative_tokens
+
+
+def check_draft_length(fields: SamplingFields, server_most: int) -> None:
+    """Raise `ApiError` 400 when a request wants longer drafts than the server makes."""
+    if fields.speculative is not None and fields.speculative.num_speculative_tokens > server_most:
+        raise invalid(
+            f"speculative.num_speculative_tokens: {fields.speculative.num_speculative_tokens} is more than the "
+            f"{server_most} tokens that this server drafts at a time; it can only be lowered.",
+            param="speculative.num_speculative_tokens",
+        )
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:

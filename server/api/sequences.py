@@ -14,6 +14,7 @@ from server.api.generation import SequenceState
 from server.api.sampling_params import (
     TokenLimit,
     build_sampling_params,
+    check_draft_length,
     check_min_tokens,
     check_token_fields,
     choice_seed,
@@ -49,6 +50,7 @@ def build_sequences(serving: Serving, outline: Outline, prompts: Sequence[Encode
     sampling = outline.sampling
     _check_priority(serving, outline.delivery.priority)
     check_token_fields(sampling, codec)
+    check_draft_length(sampling, _most_drafted(engine))
     params = build_sampling_params(
         sampling,
         serving.model.defaults,
@@ -91,6 +93,11 @@ def _engine_request(
         priority=outline.delivery.priority,
         cache_salt=outline.delivery.cache_salt,
     )
+
+
+def _most_drafted(engine: EngineClient) -> int:
+    speculative = engine.ready.speculative if engine.ready is not None else None
+    return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def _check_priority(serving: Serving, priority: int) -> None:

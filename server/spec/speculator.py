@@ -72,7 +72,8 @@ class Speculator:
 
     def wanted(self, request: Request, running: int) -> int:
         """Tokens to draft for a request while so many run, were there no other limit."""
-        return self._length.wanted(request, running) if request.params.draft else 0
+        wanted, most = self._length.wanted(request, running), request.params.most_drafted
+        return wanted if most is None else min(wanted, most)
 
     def draft(
         self,

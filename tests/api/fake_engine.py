@@ -126,7 +126,7 @@ class FakeEngine:
         params = request.params
         ids: list[int] = []
         finish, stop_id = None, None
-        drafts = self.k > 0 and params.draft and done > 0
+        drafts = self.k > 0 and params.most_drafted != 0 and done > 0
         burst = self.burst if drafts or not self.k else 1
         while len(ids) < burst and finish is None:
             position = done + len(ids)

@@ -10,7 +10,9 @@ from api_server import Api, eventually, serve_api
 from fake_engine import READY
 from msgspec.structs import replace
 
+from server.api.schemas.sampling import MOST_DRAFTED
 from server.messages import EngineRequest, KVGroup, LoadedModel, ResolvedRow, SamplingParams, SpeculativeInfo
+from server.spec.settings import MAX_DRAFT_TOKENS
 
 K = 4
 SPECULATES = replace(
@@ -98,7 +100,7 @@ async def test_without_drafts_the_figures_are_zeros_and_nulls() -> None:
         assert body["metrics"]["speculative_decoding"] == NONE
         assert body["usage"]["completion_tokens"] == 9
         assert (await ask(api, max_tokens=1))["metrics"]["speculative_decoding"] == NONE
-        assert [request.params.draft for request in api.engine.requests] == [False, True]
+        assert [request.params.most_drafted for request in api.engine.requests] == [0, None]
 
 
 async def test_a_server_that_does_not_speculate_says_null_and_takes_the_field() -> None:
@@ -118,6 +120,45 @@ async def test_the_field_is_strict_and_documented() -> None:
             schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             fields = {name: field for part in schema["allOf"] for name, field in part["properties"].items()}
             assert "without drafts" in fields["speculative_decoding"]["description"]
+
+
+async def test_a_request_may_lower_k_and_not_raise_it() -> None:
+    async with serve_api(forever, ready=SPECULATES) as api:
+        for most in (0, 1, K):
+            await ask(api, max_tokens=9, speculative={"num_speculative_tokens": most})
+        assert [request.params.most_drafted for request in api.engine.requests] == [0, 1, K]
+        for wrong in (K + 1, -1, 17, True, "1", None):
+            body = {"prompt": "Hi", "speculative": {"num_speculative_tokens": wrong}}
+            response = await api.http.post("/v1/completions", json=body)
+            assert response.status_code == 400, wrong
+            assert response.json()["error"]["param"] == "speculative.num_speculative_tokens"
+    async with serve_api("Hello") as api:
+        body = {"prompt": "Hi", "speculative": {"num_speculative_tokens": 1}}
+        response = await api.http.post("/v1/completions", json=body)
+        assert response.status_code == 400
+        assert "0 tokens that this server drafts" in response.json()["error"]["message"]
+
+
+def test_the_bound_of_the_field_is_that_of_the_setting() -> None:
+    assert MOST_DRAFTED == MAX_DRAFT_TOKENS
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_each_token_says_where_in_a_draft_it_stood(path: str) -> None:
+    """The first step drafts nothing; each later one's draft has all but its last token."""
+    prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    wanted = [None, 0, 1, None, 0, 1, None, 0, None]
+    async with serve_api(forever, ready=SPECULATES) as api:
+        api.engine.burst, api.engine.k = 3, K
+        body = {**prompt, "max_tokens": 9, "ignore_eos": True, "return_draft_positions": True, "return_token_ids": True}
+        whole = (await api.http.post(path, json=body)).json()["choices"][0]
+        assert whole["draft_positions"] == wanted
+        assert len(whole["token_ids"]) == len(wanted)
+        response = await api.http.post(path, json={**body, "stream": True})
+        chunks = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n")[:-2]]
+        assert [place for chunk in chunks for place in chunk["choices"][0].get("draft_positions", [])] == wanted
+        silent = (await api.http.post(path, json={**prompt, "max_tokens": 3})).json()["choices"][0]
+        assert "draft_positions" not in silent
 
 
 @pytest.mark.parametrize(("burst", "max_tokens"), [(1, 101), (5, 101), (5, 7), (3, 2), (5, 1)])

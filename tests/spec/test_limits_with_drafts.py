@@ -144,7 +144,7 @@ def test_last_chunks_decodes_and_drafts_in_one_step(draft: str, pairs: dict[str,
     asked = {}
     for i in range(8):
         prompt = prompt_of(16 * (i % 4 + 1) + 1, seed=i)
-        asked[engine.add(prompt, max_tokens=14, draft=i != 2)] = (prompt, 14)
+        asked[engine.add(prompt, max_tokens=14, most_drafted=0 if i == 2 else None)] = (prompt, 14)
         for _ in range(2):
             engine.step()
     engine.run()
@@ -280,10 +280,13 @@ def test_a_request_may_do_without_drafts(draft: str, pairs: dict[str, Pair]) -> 
     pair = pairs[draft]
     engine = speculating(pair, 4)
     prompts = [prompt_of(50, seed=1), prompt_of(33, seed=2)]
-    without = {engine.add(prompt, max_tokens=20, draft=False): (prompt, 20) for prompt in prompts}
+    without = {engine.add(prompt, max_tokens=20, most_drafted=0): (prompt, 20) for prompt in prompts}
     engine.run()
     assert sum(engine.counts().drafted) == 0
-    mixed = {engine.add(prompt, max_tokens=30, draft=bool(i)): (prompt, 30) for i, prompt in enumerate(prompts * 2)}
+    mixed = {
+        engine.add(prompt, max_tokens=30, most_drafted=(0, None, 1, 2)[i % 4]): (prompt, 30)
+        for i, prompt in enumerate(prompts * 2)
+    }
     engine.run()
     check_answers(engine, pair.target, without | mixed)
     first = next(iter(mixed))

@@ -22,6 +22,20 @@ from server.api.schemas.fields import (
 )
 from server.api.schemas.structured import ResponseFormat, StructuredOutputs
 
+MOST_DRAFTED = 16
+"""Tokens that any server drafts at a time."""
+
+
+class SpeculativeFields(BaseModel):
+    """How this request is drafted."""
+
+    model_config = STRICT
+
+    num_speculative_tokens: Annotated[
+        int,
+        Field(ge=0, le=MOST_DRAFTED, description="At most so many tokens at a time: 0 to the server's own k."),
+    ]
+
 
 class SamplingFields(BaseModel):
     """How sequences are continued. None: not given, so that the model's own default holds."""
@@ -56,6 +70,7 @@ class SamplingFields(BaseModel):
             "--speculative-config; elsewhere it changes nothing."
         ),
     ] = True
+    speculative: SpeculativeFields | None = None
 
 
 class StreamOptions(BaseModel):
@@ -77,6 +92,10 @@ class DeliveryFields(BaseModel):
     stream_options: StreamOptions | None = None
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool = False
+    return_draft_positions: Annotated[
+        bool,
+        Field(description="Adds draft_positions: for each token of the answer its place in the draft, or null."),
+    ] = False
     metrics: bool = False
     priority: Int32 = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""

@@ -165,8 +165,9 @@ class FlashInferAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_id: int, plan: FlashInferPlan | TorchPlan) -> Tensor:
         """Store k and v, then attend; see `AttentionBackend.forward`."""
-        if isinstance(plan, TorchPlan) or self.cache is None:
+        if isinstance(plan, TorchPlan):
             return self._unpaged.forward(q, k, v, layer_id, plan)
+        assert self.cache is not None
         self.cache.store(layer_id, k, v, plan.slots)
         pages = (self.cache.keys[layer_id], self.cache.values[layer_id])
         out: Tensor = plan.wrapper.run(q.contiguous(), pages)
