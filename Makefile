@@ -18,7 +18,7 @@ test-whole: $(VENV)/.dev  ## engines, servers, interpreted kernels: several minu
 	$(PYTEST) -m "whole and not slow" $(FLAGS)
 
 test-clients: $(VENV)/.dev  ## clients that we did not write, each in an environment of its own
-	$(MAKE) --no-print-directory -j 3 client-environments
+	$(MAKE) --no-print-directory -j 3 client-environments .tools/chromium
 	CLIENTS_REQUIRED=1 $(PYTEST) tests/clients $(FLAGS)
 
 test-all: $(VENV)/.dev  ## everything, the long matrices too: about an hour
@@ -75,6 +75,12 @@ $(CLIENTS)/%/.made: tests/clients/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(if $(findstring lm-eval,$*),$(@D)/$(PIP_QUIETLY) $(TORCH))
 	$(@D)/$(PIP_QUIETLY) -r $<
+	touch $@
+
+# A browser for the test of the playground; Debian's.
+.tools/chromium:
+	mkdir -p .tools
+	command -v chromium || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 	touch $@
 
 tests/clients/node/node_modules/.made: tests/clients/node/package.json tests/clients/node/package-lock.json

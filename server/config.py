@@ -87,6 +87,7 @@ class Settings(BaseModel):
         Field(ge=1),
         Flag("server", "Sequences that may wait beyond --max-num-seqs before requests get 429.", "COUNT"),
     ] = 1024
+    playground: Annotated[bool, Flag("server", "Serve a page at / on which to try the model.")] = True
     max_queued_tokens: Annotated[
         int | None,
         Field(ge=1),

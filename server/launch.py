@@ -266,6 +266,7 @@ class _Server:
             engine_timeout=settings.engine_timeout,
             sse_keep_alive=settings.sse_keep_alive,
             allowed_origins=settings.allowed_origins,
+            playground=settings.playground,
             root_path=settings.root_path,
             renderer=self._renderer,
         )

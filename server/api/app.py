@@ -69,6 +69,8 @@ def create_app(context: AppContext) -> FastAPI:
     _add_tokenising(app, serving)
     _add_models(app, serving)
     _add_service(app, serving)
+    if context.playground:
+        _add_playground(app)
     if context.api_keys:
         say_who_may_enter(app.openapi())
     return app
@@ -196,6 +198,15 @@ def _add_models(app: FastAPI, serving: Serving) -> None:
     )
     async def server_info() -> Response:
         return await service.server_info(serving)
+
+
+def _add_playground(app: FastAPI) -> None:
+    async def playground() -> Response:
+        return page_response("playground.html")
+
+    page = text_answer("A page.", "text/html")
+    app.get("/", summary="A page on which to try the model", response_class=Response, responses=page)(playground)
+    app.head("/", include_in_schema=False)(playground)
 
 
 def _add_service(app: FastAPI, serving: Serving) -> None:

@@ -75,6 +75,8 @@ class AppContext:
     """Seconds of silence after which a stream sends a comment; 0 is never."""
     allowed_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the server; "*" is all."""
+    playground: bool = True
+    """Whether there is a page at / on which to try the model."""
     root_path: str = ""
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     """Renders chat templates, in processes of its own."""

@@ -277,15 +277,23 @@ async def test_server_info_shows_what_was_read_back() -> None:
         assert rows[0]["resolved"] == "torch"
 
 
-async def test_the_docs_page_needs_nothing_from_elsewhere() -> None:
-    async with serve_api() as api:
-        response = await api.http.get("/docs")
+@pytest.mark.parametrize(("path", "reads"), [("/docs", 'fetch("openapi.json")'), ("/", 'fetch("metrics")')])
+async def test_a_page_needs_nothing_from_elsewhere(path: str, reads: str) -> None:
+    async with serve_api(api_keys=("secret",)) as api:
+        response = await api.http.get(path)  # without a key: a page holds no secrets, and asks for one
+        assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/html")
-        assert "://" not in response.text and 'fetch("openapi.json")' in response.text
+        assert "://" not in response.text and reads in response.text
         policy = response.headers["content-security-policy"]
         (script,) = re.findall(r"<script>(.*?)</script>", response.text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+
+
+async def test_the_playground_can_be_left_out() -> None:
+    async with serve_api(playground=False) as api:
+        assert (await api.http.get("/")).status_code == 404
+        assert (await api.http.get("/docs")).status_code == 200
 
 
 async def test_unknown_fields_of_small_endpoints_are_named_too() -> None:
