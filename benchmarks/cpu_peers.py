@@ -3,8 +3,9 @@
 python benchmarks/cpu_peers.py [--threads 2] [--new 64] [--rounds 3] [--json FILE] [-- flags of outrider serve]
 
 Outrider and llama.cpp (`pip install xllamacpp`: its server, the GGUF as it is) are measured over HTTP by `outrider
-bench http`, transformers (the weights dequantised to bfloat16) in a process of its own. All are up from the start;
-rounds take turns, so that a slow minute of the machine hits all of them.
+bench http`, transformers (the weights dequantised to bfloat16) in a process of its own. Drafts, a packaged head's too,
+are off unless the flags ask for them. All are up from the start; rounds take turns, so that a slow minute of the
+machine hits all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +41,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=("outrider", "llama.cpp", "transformers"), action="append")
     args = parser.parse_args(own[: own.index("--")] if "--" in own else own)
+    if not any(flag.startswith("--speculative") for flag in flags):
+        flags += ["--speculative-config", '{"method": "none"}']
     outrider = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
     peers = {
         "outrider": lambda: HttpPeer(outrider),
@@ -89,6 +93,8 @@ class HttpPeer:
                 self.url = match[1]
                 break
         self.ready = time.monotonic() - started
+        # A pipe that nobody reads is full some day, and the server would wait to write its next line.
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
         self.bench(1, PROMPT, 8)
 
     def generate(self, streams: int, new: int) -> Rates:
