@@ -19,6 +19,7 @@ def draft_chain(
     output: Tensor,
     logits: Callable[[Tensor], Tensor],
     run: Callable[[Sequence[DraftRow], Tensor, int], Tensor],
+    target_ids: Tensor | None = None,
 ) -> list[Draft]:
     """Draft `limits[i]` tokens for `rows[i]`. Drafted ids stay on the device until all are there.
 
@@ -29,6 +30,7 @@ def draft_chain(
         output: [R, H], what gives the first token's logits.
         logits: [R, H] -> [R, V] over the target's vocabulary.
         run: (leading rows, their newest ids, tokens drafted so far) -> the next output.
+        target_ids: int64, the target's id of each column where the logits are not over its vocabulary; greedy only.
 
     Returns:
         One a row.
@@ -40,7 +42,7 @@ def draft_chain(
         if ahead:
             output = run(live, columns[-1][: len(live)], ahead)
         ids, distribution = choice.pick(logits(output[: len(live)]), [row.request for row in live], ahead)
-        columns.append(ids)
+        columns.append(ids if target_ids is None else target_ids[ids])
         if distribution is not None:
             shares.append(distribution)
     drafted = [column.tolist() for column in columns]

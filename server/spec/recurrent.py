@@ -77,7 +77,13 @@ class RecurrentProposer:
             return made.output
 
         chain = draft_chain(
-            [rows[i] for i in live], [limits[i] for i in live], self._choice, made.output[last], self._logits, run
+            [rows[i] for i in live],
+            [limits[i] for i in live],
+            self._choice,
+            made.output[last],
+            self._logits,
+            run,
+            None if self._choice.probabilistic else self._model.target_ids,
         )
         for i, draft in zip(live, chain, strict=True):
             drafts[i] = draft
@@ -131,10 +137,15 @@ class RecurrentProposer:
         return Span(row.request.blocks, begin, following)
 
     def _logits(self, output: Tensor) -> Tensor:
-        """[R, V] over the target's vocabulary; what the head does not know is never drafted."""
+        """[R, V] over the target's vocabulary; what the head does not know is never drafted.
+
+        Greedy choice needs no more than the head's own vocabulary: [R, Vd] where it has one.
+        """
         logits = self._model.logits(output)
         ids = self._model.target_ids
         if ids is None:
             return logits[:, : self._vocab_size]
+        if not self._choice.probabilistic:
+            return logits
         spread = logits.new_full((len(logits), self._vocab_size), float("-inf"))
         return spread.index_copy_(1, ids, logits)

@@ -15,6 +15,9 @@ from tools.train_draft.chain_attention import ChainAttention, Past, RMSNorm, Win
 from tools.train_draft.gated_mlp import GatedMLP, MixtureOfExperts
 from tools.train_draft.target_weights import TargetWeights
 
+_STREAM = 4.0
+"""The size that the residual stream begins with, as a root mean square."""
+
 
 @dataclass(frozen=True)
 class FeedForward:
@@ -78,11 +81,15 @@ class MTPHead(nn.Module):
         norm = weights["model.norm.weight"]
         stream = batch.aux[..., -hidden:].float() if batch.aux.shape[-1] else torch.ones_like(batch.final).float()
         inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-        size = _rms(stream[inside]) * _rms(batch.final[inside].float())
-        self.eh_proj.weight[:, :hidden].normal_(std=0.01)
-        self.eh_proj.weight[:, hidden:] = torch.diag(size.median() / norm)
+        # All is made smaller by one factor, which the norms do not see: or the token's embedding, which enters beside
+        # the hidden state here, would need weights far larger than a learning rate reaches.
+        smaller = _STREAM / _rms(stream[inside]).median()
+        size = _STREAM * _rms(batch.final[inside].float()).median()
+        self.eh_proj.weight[:, :hidden].normal_(std=0.02)
+        self.eh_proj.weight[:, hidden:] = torch.diag(size * norm.sign() / norm.abs().clamp(min=0.3))
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             getattr(self.self_attn, name).weight.copy_(weights[f"{last}self_attn.{name}.weight"])
+        self.self_attn.o_proj.weight.mul_(smaller)
         for name in ("input_layernorm", "post_attention_layernorm"):
             getattr(self, name).weight.copy_(weights[f"{last}{name}.weight"])
         self.norm.weight.copy_(norm)
@@ -90,7 +97,7 @@ class MTPHead(nn.Module):
             dense = weights.get(f"{last}mlp.{name}.weight")
             if dense is None:
                 continue
-            dense = dense.mT if name == "down_proj" else dense
+            dense = dense.mT * smaller if name == "down_proj" else dense
             parts = [self.mlp] if isinstance(self.mlp, GatedMLP) else [self.mlp.shared_experts, *self.mlp.experts]
             for number, part in enumerate(parts):
                 weight = getattr(part, name).weight
