@@ -38,7 +38,7 @@ def drawn(bits: int, rows: int, columns: int, bias: Tensor | None) -> tuple[Pack
 
 
 def as_multiplied(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The activations in float64 and how far each of them may be rounded: half a step of its half block's int8 scale."""
+    """The activations in float64, and how far each may be rounded: half a step of its half block's int8 scale."""
     numbers = x.double()
     if bits == 16:
         return numbers, torch.zeros_like(numbers)
