@@ -91,8 +91,7 @@ class RequestStream:
 
 def _merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     """One output that says what both say; extends the lists of `earlier` in place."""
-    places = draft_places(earlier)
-    places.extend(draft_places(later))
+    places = [*draft_places(earlier), *draft_places(later)] if earlier.accepted or later.accepted else None
     earlier.token_ids.extend(later.token_ids)
     logprobs = earlier.logprobs
     if logprobs is None:

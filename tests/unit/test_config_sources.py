@@ -85,6 +85,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(
         "otlp_traces_endpoint": "http://collector:4318",
         "metrics_names": "vllm",
         "enforce_eager": "true",
+        "playground": "false",
         "enable_prefix_caching": "false",
         "enable_chunked_prefill": "false",
         "allowed_origins": "https://chat.example",
