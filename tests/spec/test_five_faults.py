@@ -160,7 +160,7 @@ def test_2_a_target_that_shares_with_nobody_leaves_its_draft_its_own_kind(
     settings = make_engine(llama, draft, attention_backend="triton").settings
     rows = {(row.role, row.component): row for row in check_plan(settings).rows}
     assert rows["draft", "attention"].resolved == "triton"
-    assert [name for name, _ in rows["draft", "attention"].rejected] == ["torch"]
+    assert [name for name, _ in rows["draft", "attention"].rejected] == ["torch", "flashinfer"]
 
 
 def test_2_a_draft_of_other_geometry_shares_no_group_and_no_pages(llama: Path, tmp_path: Path) -> None:

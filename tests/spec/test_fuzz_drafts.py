@@ -51,7 +51,7 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.lists(tokens, max_size=30).map(tuple),
     "logprobs": st.integers(0, 20),
     "prompt_logprobs": st.integers(0, 3),
-    "draft": st.booleans(),
+    "most_drafted": st.sampled_from([None, 0, 1, 2]),
     "cache_salt": st.sampled_from(["", "x"]),
     "priority": st.integers(-1, 1),
 }

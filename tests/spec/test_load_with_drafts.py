@@ -44,7 +44,7 @@ class Load:
     def add(self) -> None:
         draw = self.draw
         which, count = draw.randrange(len(self.asked)), draw.choice((1, 7, 30, *[len(self.known[0])] * 3))
-        params: dict[str, Any] = {"max_tokens": count, "draft": draw.random() < 0.9}
+        params: dict[str, Any] = {"max_tokens": count, "most_drafted": None if draw.random() < 0.9 else 0}
         params["cache_salt"] = draw.choice(("", "", "x"))
         plain = draw.random() < 0.6
         if not plain:
