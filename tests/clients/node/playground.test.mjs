@@ -68,8 +68,10 @@ test("without drafts the same text, by the target alone", async () => {
 
 test("errors are shown, and a stream can be stopped by keyboard", async () => {
   await opened(async page => {
-    await ask(page, "x", { k: 0, tokens: 8192 });
-    assert.match(await page.locator(".error").last().innerText(), /context length/);
+    await page.fill("#temperature", "3");
+    await ask(page, "x", { k: 0 });
+    assert.match(await page.locator(".error").last().innerText(), /temperature/);
+    await page.fill("#temperature", "0");
     await page.fill("#most", "600");
     await page.fill("#text", "y");
     await page.keyboard.press("Control+Enter");
