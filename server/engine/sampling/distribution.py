@@ -17,6 +17,8 @@ from torch import Tensor
 from server.engine.sampling.ranking import largest
 
 _UNIT = 2.0**44
+_WEIGHTLESS = -40.0
+"""exp of it is far less than half a unit, so that it becomes 0."""
 MAX_VOCAB_SIZE = 2**19 - 1
 """The sum of more weights could leave int64."""
 
@@ -69,6 +71,8 @@ class Shaping:
     """float64, 1 is off; None: no row asks."""
     top_k: Tensor | None
     """int64, 1 to V; None: no row asks."""
+    limited: bool
+    """Whether many logits are -inf; the weights are the same whatever is said here."""
 
 
 def greedy(logits: Tensor) -> Candidates:
@@ -117,7 +121,11 @@ def _weigh(logits: Tensor, maximum: Tensor, shaping: Shaping) -> Tensor:
     """
     hopeless = maximum == float("-inf")
     scores = logits - maximum.clamp(min=torch.finfo(torch.float32).min)
-    scores.div_(shaping.temperature).exp_()
+    scores.div_(shaping.temperature)
+    if shaping.limited:
+        # What lies below weighs nothing either way, and torch takes ten times as long for exp(-inf).
+        scores.clamp_(min=_WEIGHTLESS)
+    scores.exp_()
     if shaping.min_p is not None:
         scores.masked_fill_(scores < shaping.min_p, 0)
     weights = scores.mul_(_UNIT).to(torch.int64)

@@ -22,32 +22,33 @@ _ADDED = torch.where(((torch.arange(256)[:, None] >> torch.arange(8)) & 1).bool(
 """[256, 8] fp32: for each byte of a mask, what is added to its eight logits, low bit first."""
 
 
+def masked_copy(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """A contiguous fp32 copy of logits [R, V] with -inf where a row's mask forbids the token."""
+    masked = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
+    if not masked:
+        return logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    bits = np.stack([mask for _, mask in masked]).view(np.uint8).astype(np.int32)
+    # Adding takes the same time for every mask; filling takes ten times as long where bits alternate.
+    added = embedding(to_device(bits, logits.device), _ADDED.to(logits.device)).flatten(1)[:, : logits.shape[1]]
+    if len(masked) == len(rows):
+        return torch.add(logits, added).contiguous()
+    copy = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return copy.index_add_(0, to_device(np.array([index for index, _ in masked]), logits.device), added)
+
+
 def apply_processors(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Change logits in place, in the order of the functions below; the order is that of vLLM.
+
+    Bans and whitelists of rows with a mask are left to `masked_copy`.
 
     Args:
         logits: [R, V], fp32, contiguous.
         rows: R rows; ids in them are below V.
     """
-    _keep_grammatical(logits, rows)
     _keep_allowed(logits, rows)
     _ban(logits, rows)
     _add_bias(logits, rows)
     _penalise(logits, rows)
-
-
-def _keep_grammatical(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Grammars, and whatever else forbids tokens in their rows."""
-    masked = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
-    if not masked:
-        return
-    bits = np.stack([mask for _, mask in masked]).view(np.uint8).astype(np.int32)
-    # Adding takes the same time for every mask; filling takes ten times as long where bits alternate.
-    added = embedding(to_device(bits, logits.device), _ADDED.to(logits.device)).flatten(1)[:, : logits.shape[1]]
-    if len(masked) == len(rows):
-        logits += added
-    else:
-        logits.index_add_(0, to_device(np.array([index for index, _ in masked]), logits.device), added)
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:

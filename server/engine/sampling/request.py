@@ -155,6 +155,11 @@ class SampleRow:
         return request.greedy and request.params.logprobs is None and not request.edited(self.position)
 
     @property
+    def limited(self) -> bool:
+        """Whether many tokens are forbidden here."""
+        return self.mask is not None or self.request.allowed is not None
+
+    @property
     def position(self) -> int:
         """Number of tokens generated before."""
         return len(self.output) + len(self.draft)

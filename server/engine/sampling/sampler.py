@@ -19,7 +19,7 @@ from server.engine.sampling.distribution import (
     unranked,
 )
 from server.engine.sampling.logprobs import token_logprobs
-from server.engine.sampling.processors import apply_processors
+from server.engine.sampling.processors import apply_processors, masked_copy
 from server.engine.sampling.random import Purpose, uniforms
 from server.engine.sampling.request import SampleRow
 from server.engine.sampling.transfer import to_device
@@ -96,7 +96,7 @@ def _distributions(logits: Tensor, rows: list[SampleRow]) -> Iterator[tuple[list
     if logits.shape[1] != vocab_size:
         logits = logits[:, :vocab_size]
     if any(row.request.edited(row.position) for row in rows):
-        logits = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        logits = masked_copy(logits, rows)
         apply_processors(logits, rows)
     at_once = _AT_ONCE_CPU if logits.device.type == "cpu" else _AT_ONCE
     kinds: dict[str, list[int]] = {}
@@ -106,7 +106,7 @@ def _distributions(logits: Tensor, rows: list[SampleRow]) -> Iterator[tuple[list
         step = len(members) if kind in ("greedy", "best_k") else max(1, at_once // vocab_size)
         for start in range(0, len(members), step):
             indices = members[start : start + step]
-            yield indices, _shape(kind, _select(logits, indices), [rows[index].request.params for index in indices])
+            yield indices, _shape(kind, _select(logits, indices), [rows[index] for index in indices])
 
 
 def _select(values: Tensor, indices: list[int]) -> Tensor:
@@ -125,17 +125,18 @@ def _kind(row: SampleRow) -> str:
     return "nucleus" if row.request.params.top_p < 1 else "unranked"
 
 
-def _shape(kind: str, logits: Tensor, params: list[SamplingParams]) -> Candidates:
+def _shape(kind: str, logits: Tensor, rows: list[SampleRow]) -> Candidates:
     if kind == "greedy":
         return greedy(logits)
-    shaping = _shaping(params, logits.device)
+    params = [row.request.params for row in rows]
+    shaping = _shaping(params, any(row.limited for row in rows), logits.device)
     logits = logits.to(torch.float32)
     if kind == "best_k":
         return best_k(logits, shaping, max(one.top_k for one in params))
     return nucleus(logits, shaping) if kind == "nucleus" else unranked(logits, shaping)
 
 
-def _shaping(params: list[SamplingParams], device: torch.device) -> Shaping:
+def _shaping(params: list[SamplingParams], limited: bool, device: torch.device) -> Shaping:
     def column(values: list[float], dtype: type) -> Tensor:
         return to_device(np.array(values, dtype=dtype)[:, None], device)
 
@@ -145,6 +146,7 @@ def _shaping(params: list[SamplingParams], device: torch.device) -> Shaping:
         min_p=column(min_p, np.float32) if any(min_p) else None,
         top_p=column(top_p, np.float64) if min(top_p) < 1 else None,
         top_k=column([one.top_k for one in params], np.int64),
+        limited=limited,
     )
 
 
