@@ -152,6 +152,6 @@ def test_large_bodies_cost_no_memory_that_stays(size: int, tiny: LiveServer) -> 
             assert response.status_code == status, (what, response.text[:300])
         figures.append(resident(tiny))
     # What the first two rounds left to the allocator the others use again.
-    assert all(last - second < 8 * MIB for second, last in zip(figures[1], figures[4], strict=True)), figures
+    assert all(last - second < 32 * MIB for second, last in zip(figures[1], figures[4], strict=True)), figures
     ids = [t for event in beside.end()[:-1] for choice in event["choices"] for t in choice["token_ids"]]
     assert ids == tiny.token_ids("a", max_tokens=600, ignore_eos=True)
