@@ -122,7 +122,7 @@ def endless(_: EngineRequest) -> list[int]:
 async def test_a_reader_that_stalls_is_ended_and_a_slow_one_is_not(stream: bool) -> None:
     long = replace(READY, max_model_len=10**6)
     limits = ConnectionLimits(send_seconds=0.3)
-    request = {"prompt": "Hi", "max_tokens": 20_000 if stream else 2000, "logprobs": 20, "stream": stream}
+    request = {"prompt": "Hi", "max_tokens": 900_000 if stream else 2000, "logprobs": 20, "stream": stream}
     async with serve_api(endless, ready=long) as api, listen(api, limits) as url:
         api.engine.burst = 50
         async with stalled(url, request) as client:
