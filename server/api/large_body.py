@@ -24,6 +24,8 @@ _LONG = 64 * 1024
 _AT_ONCE = 2 * 1024 * 1024
 """Bytes in which something is counted at once, which takes milliseconds."""
 _MAX_QUOTES = 2_000_000
+_SHORT = 16
+_MOST_KNOWN = 256
 
 _decoder = msgspec.json.Decoder(list[int])
 
@@ -47,6 +49,7 @@ def split_body(body: bytes) -> LargeBody:
     pieces: list[bytes] = []
     lists: dict[str, NumberList] = {}
     taken, depth, values, name = 0, 0, 0, b""
+    known: dict[bytes, tuple[int, int]] = {}
     for start, end, string in _between_strings(body):
         found = _find_list(body, start, end) if depth == 1 and end - start >= _LONG else None
         if found is not None:
@@ -57,14 +60,21 @@ def split_body(body: bytes) -> LargeBody:
                 lists[field] = numbers
                 pieces += (body[taken:first], b"null")
                 taken, start = last, last
-        opened = _count(body, b"[", start, end) + _count(body, b"{", start, end)
-        depth += opened - _count(body, b"]", start, end) - _count(body, b"}", start, end)
-        values += opened + _count(body, b",", start, end)
+        # Between strings stands nearly always the same: a comma, a colon.
+        marks = known.get(body[start:end]) if end - start <= _SHORT else None
+        if marks is None:
+            opened = _count(body, b"[", start, end) + _count(body, b"{", start, end)
+            closed = _count(body, b"]", start, end) + _count(body, b"}", start, end)
+            marks = (opened - closed, opened + _count(body, b",", start, end))
+            if end - start <= _SHORT and len(known) < _MOST_KNOWN:
+                known[body[start:end]] = marks
+        depth += marks[0]
+        values += marks[1]
+        if values > MAX_VALUES:
+            raise invalid(
+                f"The body holds more than {MAX_VALUES} values beside lists of token ids.", code="body_too_complex"
+            )
         name = string
-    if values > MAX_VALUES:
-        raise invalid(
-            f"The body holds more than {MAX_VALUES} values beside lists of token ids.", code="body_too_complex"
-        )
     return LargeBody(b"".join([*pieces, body[taken:]]), lists)
 
 
