@@ -196,14 +196,13 @@ class Settings(BaseModel):
         Flag("engine", "Threads that compute on a CPU.", "COUNT", unset="one for each core, less one from four on"),
     ] = None
     cpu_weights: Annotated[
-        Literal["auto", "packed", "16bit"] | None,
+        Literal["auto", "packed", "16bit"],
         BeforeValidator(lower),
         Flag(
             "engine",
             "How a CPU keeps linear layers: packed as stored in 4 or 8 bits, 16bit, or auto: what is quicker here.",
-            unset="16bit",
         ),
-    ] = None
+    ] = "auto"
     attention_backend: Annotated[
         str | None,
         AfterValidator(backend_name(ATTENTION_NAMES)),

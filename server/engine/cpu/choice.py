@@ -37,14 +37,12 @@ class ChoiceNeed:
     """Measures up to how many tokens a step is quicker with packed weights."""
 
 
-def choose_forms(requested: CpuWeights | None, need: ChoiceNeed) -> tuple[WeightForms, str]:
+def choose_forms(requested: CpuWeights, need: ChoiceNeed) -> tuple[WeightForms, str]:
     """The forms, and why.
 
     Raises:
         UserError: an explicit choice cannot be honoured.
     """
-    if requested is None:
-        return PLAIN, "the default: packed products round activations to 8 bits, which may change an answer"
     problem = _problem(need)
     if requested == "16bit":
         if need.device.type != "cpu":

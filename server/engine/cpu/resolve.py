@@ -20,7 +20,7 @@ from server.engine.quantization.resolve import resolve_formats
 
 
 def resolve_forms(
-    requested: CpuWeights | None,
+    requested: CpuWeights,
     checkpoint: Checkpoint,
     config: ModelConfig,
     device: torch.device,

@@ -19,14 +19,14 @@ static Tokens lay_out(char *room, int64_t count, const Weight *weight)
     tokens.plain = weight->bits == SIXTEEN_BITS;
     tokens.quantized = !tokens.plain;
     tokens.scales = (float *)room;
-    tokens.sums = tokens.scales + count * weight->columns / LANES;
+    tokens.sums = tokens.scales + count * weight->columns / BLOCK;
     tokens.codes = (int8_t *)(tokens.sums + count * weight->columns / BLOCK);
     tokens.rounded = (uint16_t *)room;
     return tokens;
 }
 
 // Bytes of `room` for so many tokens.
-int64_t outrider_product_room(int64_t count, int64_t columns) { return count * (2 * columns + sizeof(float)); }
+int64_t outrider_product_room(int64_t count, int64_t columns) { return count * (3 * columns + sizeof(float)); }
 
 // out = x @ weight.T + bias.
 //
@@ -72,7 +72,7 @@ void outrider_best(const Weight *weight, const uint16_t *x, int64_t x_stride, in
     Team team = {.size = (int)threads};
     Tokens tokens = lay_out(room, count, weight);
     const int64_t tiles = (limit + LANES - 1) / LANES;
-    float *highest = (float *)(room + 2 * count * weight->columns);
+    float *highest = (float *)(room + 3 * count * weight->columns);
     Ints lanes;
     for (int i = 0; i < LANES; i++) lanes[i] = i;
 #pragma omp parallel num_threads(team.size)

@@ -52,8 +52,8 @@ static Tokens cut_tokens(Room *room, char *base, const Stack *s, int64_t count, 
 {
     Tokens tokens = {.columns = columns, .quantized = (int)s->quantized, .plain = (int)s->plain};
     if (s->quantized) {
-        tokens.codes = (int8_t *)cut(room, base, count * columns);
-        tokens.scales = (float *)cut(room, base, 4 * count * columns / LANES);
+        tokens.codes = (int8_t *)cut(room, base, 2 * count * columns);
+        tokens.scales = (float *)cut(room, base, 4 * count * columns / BLOCK);
         tokens.sums = (float *)cut(room, base, 4 * count * columns / BLOCK);
     }
     if (s->plain) tokens.rounded = (uint16_t *)cut(room, base, 2 * count * columns);

@@ -5,7 +5,8 @@
 //           16 scales and 16 minimums in float16: W = code * scale + minimum
 //   8 bits: 512 bytes of codes (8 vectors of 4 columns a lane), 16 scales in float16: W = (code - 128) * scale
 //   16 bits: 1024 bytes of bfloat16 (16 vectors of 2 columns a lane)
-// Tokens are multiplied with the first two in int8 with a scale for each half of a block, with the last in bfloat16.
+// With the first two, tokens are multiplied as whole numbers of 16 bits with a scale for each block, in two int8 digits:
+// finer than bfloat16. With the last, in bfloat16.
 #pragma once
 #include "vectors.h"
 
@@ -27,9 +28,9 @@ typedef struct {
 
 // Tokens [T, columns], both ways; what no weight reads is not filled.
 typedef struct {
-    int8_t *codes;
-    float *scales;  // [T, columns / 16]
-    float *sums;    // [T, columns / 32], of the codes times their scales
+    int8_t *codes;  // [T, columns / 32, 2, 32]: x = (256 * first + second) * scale
+    float *scales;  // [T, columns / 32]
+    float *sums;    // the same, of the block's numbers
     uint16_t *rounded;
     int64_t columns;
     int quantized, plain;
@@ -46,17 +47,20 @@ INLINE void put_block(const Tokens *tokens, int64_t token, int64_t column, Float
         store_bf16(tokens->rounded + at + LANES, high);
     }
     if (!tokens->quantized) return;
+    float most = largest_of(larger(magnitude(low), magnitude(high))), sum = 0;
     const Floats halves[2] = {low, high};
-    float sum = 0;
+    const float largest = 127 * 256, inverse = most > 0 ? largest / most : 0.0f, scale = most / largest;
     for (int i = 0; i < 2; i++) {
-        float most = largest_of(magnitude(halves[i]));
-        float inverse = most > 0 ? 127.0f / most : 0.0f, scale = most / 127.0f;
         Floats shifted = halves[i] * inverse + 12582912.0f;  // 1.5 * 2^23: rounds to a whole number
-        Codes codes = __builtin_convertvector((Ints)shifted - 0x4b400000, Codes);
-        memcpy(tokens->codes + at + i * LANES, &codes, sizeof codes);
-        tokens->scales[at / LANES + i] = scale;
-        sum += scale * sum_of(shifted - 12582912.0f);
+        Ints number = (Ints)shifted - 0x4b400000, first = (number + 128) >> 8, second = number - (first << 8);
+        second -= second < -127;  // -1 where true; -128 has no opposite in int8
+        Codes upper = __builtin_convertvector(first, Codes), lower = __builtin_convertvector(second, Codes);
+        int8_t *to = tokens->codes + 2 * at + i * LANES;
+        memcpy(to, &upper, sizeof upper);
+        memcpy(to + BLOCK, &lower, sizeof lower);
+        sum += scale * sum_of(to_floats((first << 8) + second));
     }
+    tokens->scales[at / BLOCK] = scale;
     tokens->sums[at / BLOCK] = sum;
 }
 
@@ -64,8 +68,8 @@ INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens
 {
     Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
     const int64_t blocks = tokens->columns / BLOCK;
-    const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
-    const float *scales = tokens->scales + 2 * first * blocks, *sums = tokens->sums + first * blocks;
+    const int32_t *codes = (const int32_t *)(tokens->codes + 2 * first * tokens->columns);
+    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) totals[i] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, tile += 320) {
@@ -79,15 +83,14 @@ INLINE void four_bits(const int count, const uint8_t *tile, const Tokens *tokens
         Floats scale = load_halves(tile + 256), minimum = load_halves(tile + 288);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
-            const int32_t *x = codes + (i * blocks + block) * 8;
-            const float *steps = scales + 2 * (i * blocks + block);
-            Ints first_half = {0}, second_half = {0};
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                first_half = dot_nibbles(first_half, weights[j], x[j]);
-                second_half = dot_nibbles(second_half, weights[j + 4], x[j + 4]);
+            const int32_t *x = codes + (i * blocks + block) * 16;
+            Ints upper = {0}, lower = {0};
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                upper = dot_nibbles(upper, weights[j], x[j]);
+                lower = dot_nibbles(lower, weights[j], x[j + 8]);
             }
-            totals[i] += scale * (to_floats(first_half) * steps[0] + to_floats(second_half) * steps[1]);
+            totals[i] += to_floats((upper << 8) + lower) * (scale * scales[i * blocks + block]);
             totals[i] += minimum * sums[i * blocks + block];
         }
     }
@@ -98,8 +101,8 @@ INLINE void eight_bits(const int count, const uint8_t *tile, const Tokens *token
 {
     Floats totals[MOST_TOKENS];  // in registers, as `out` could not be
     const int64_t blocks = tokens->columns / BLOCK;
-    const int32_t *codes = (const int32_t *)(tokens->codes + first * tokens->columns);
-    const float *scales = tokens->scales + 2 * first * blocks, *sums = tokens->sums + first * blocks;
+    const int32_t *codes = (const int32_t *)(tokens->codes + 2 * first * tokens->columns);
+    const float *scales = tokens->scales + first * blocks, *sums = tokens->sums + first * blocks;
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) totals[i] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, tile += 544) {
@@ -109,15 +112,14 @@ INLINE void eight_bits(const int count, const uint8_t *tile, const Tokens *token
         Floats scale = load_halves(tile + 512);
 #pragma GCC unroll 8
         for (int i = 0; i < count; i++) {
-            const int32_t *x = codes + (i * blocks + block) * 8;
-            const float *steps = scales + 2 * (i * blocks + block);
-            Ints first_half = {0}, second_half = {0};
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                first_half = dot_bytes(first_half, weights[j], x[j]);
-                second_half = dot_bytes(second_half, weights[j + 4], x[j + 4]);
+            const int32_t *x = codes + (i * blocks + block) * 16;
+            Ints upper = {0}, lower = {0};
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                upper = dot_bytes(upper, weights[j], x[j]);
+                lower = dot_bytes(lower, weights[j], x[j + 8]);
             }
-            Floats value = to_floats(first_half) * steps[0] + to_floats(second_half) * steps[1];
+            Floats value = to_floats((upper << 8) + lower) * scales[i * blocks + block];
             totals[i] += scale * (value - EIGHT_BIT_EXCESS * sums[i * blocks + block]);
         }
     }
