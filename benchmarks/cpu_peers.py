@@ -28,6 +28,8 @@ import psutil
 PROMPT = 46
 LONG = 1024
 STREAMS = (1, 8, 32)
+ATTEMPTS = 3
+"""llama.cpp's server now and then closes a connection on which a request is under way; such a run is repeated."""
 Rates = dict[str, float]
 
 
@@ -113,16 +115,20 @@ class HttpPeer:
         return sum(peak_bytes(process.pid) for process in (own, *own.children(recursive=True)))
 
     def bench(self, streams: int, prompt: int, new: int) -> dict:
-        with tempfile.NamedTemporaryFile(suffix=".json") as out:
-            subprocess.run(
-                [sys.executable, "-m", "server", "bench", "http", "--url", self.url, "--streams", str(streams)]
-                + ["--requests", str(max(3, streams)), "--prompt-tokens", str(prompt), "--max-tokens", str(new)]
-                + ["--ignore-eos", "--temperature", "0", "--seed", str(time.time_ns() % 10**9), "--json", out.name],
-                check=True,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            return json.loads(Path(out.name).read_text())
+        for _ in range(ATTEMPTS):
+            with tempfile.NamedTemporaryFile(suffix=".json") as out:
+                done = subprocess.run(
+                    [sys.executable, "-m", "server", "bench", "http", "--url", self.url, "--streams", str(streams)]
+                    + ["--requests", str(max(3, streams)), "--prompt-tokens", str(prompt), "--max-tokens", str(new)]
+                    + ["--ignore-eos", "--temperature", "0", "--seed", str(time.time_ns() % 10**9), "--json", out.name],
+                    check=False,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                if not done.returncode:
+                    return json.loads(Path(out.name).read_text())
+        raise SystemExit(f"outrider bench http against {self.url} failed: {done.stdout[-2000:]}")
 
     def end(self) -> None:
         self.process.terminate()
