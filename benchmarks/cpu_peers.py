@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+from served import Served, peak_bytes, serve_command
 
 PROMPT = 46
 LONG = 1024
@@ -45,12 +43,11 @@ def main() -> None:
     args = parser.parse_args(own[: own.index("--")] if "--" in own else own)
     if not any(flag.startswith("--speculative") for flag in flags):
         flags += ["--speculative-config", '{"method": "none"}']
-    outrider = [sys.executable, "-m", "server", "serve", "--port", "0", *flags]
-    peers = {
-        "outrider": lambda: HttpPeer(outrider),
-        "llama.cpp": lambda: HttpPeer([sys.executable, __file__, "--as-llama", str(args.threads)]),
-        "transformers": lambda: TransformersPeer(args.threads),
-    }
+        peers = {
+            "outrider": lambda: HttpPeer(serve_command(*flags)),
+            "llama.cpp": lambda: HttpPeer([sys.executable, __file__, "--as-llama", str(args.threads)]),
+            "transformers": lambda: TransformersPeer(args.threads),
+        }
     running = {name: start() for name, start in peers.items() if name in (args.only or peers)}
     try:
         rates = {name: {"ready (s)": peer.ready} for name, peer in running.items()}
@@ -86,17 +83,8 @@ class HttpPeer:
     """A server that says where it is ready."""
 
     def __init__(self, command: list[str]) -> None:
-        started = time.monotonic()
-        self.process = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.url = ""
-        for line in self.process.stdout:
-            if match := re.search(r"ready at (http://[\d.:]+)", line):
-                self.url = match[1]
-                break
-        self.ready = time.monotonic() - started
-        # A pipe that nobody reads is full some day, and the server would wait to write its next line.
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        self.server = Served(command)
+        self.ready = self.server.ready
         self.bench(1, PROMPT, 8)
 
     def generate(self, streams: int, new: int) -> Rates:
@@ -111,16 +99,16 @@ class HttpPeer:
 
     @property
     def peak(self) -> int:
-        own = psutil.Process(self.process.pid)
-        return sum(peak_bytes(process.pid) for process in (own, *own.children(recursive=True)))
+        return self.server.peak
 
     def bench(self, streams: int, prompt: int, new: int) -> dict:
+        load = f"--streams {streams} --requests {max(3, streams)} --prompt-tokens {prompt} --max-tokens {new}"
+        load += f" --ignore-eos --temperature 0 --seed {time.time_ns() % 10**9} --url {self.server.url}"
+        command = [sys.executable, "-m", "server", "bench", "http", *load.split()]
         for _ in range(ATTEMPTS):
             with tempfile.NamedTemporaryFile(suffix=".json") as out:
                 done = subprocess.run(
-                    [sys.executable, "-m", "server", "bench", "http", "--url", self.url, "--streams", str(streams)]
-                    + ["--requests", str(max(3, streams)), "--prompt-tokens", str(prompt), "--max-tokens", str(new)]
-                    + ["--ignore-eos", "--temperature", "0", "--seed", str(time.time_ns() % 10**9), "--json", out.name],
+                    [*command, "--json", out.name],
                     check=False,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -128,11 +116,10 @@ class HttpPeer:
                 )
                 if not done.returncode:
                     return json.loads(Path(out.name).read_text())
-        raise SystemExit(f"outrider bench http against {self.url} failed: {done.stdout[-2000:]}")
+        raise SystemExit(f"outrider bench http against {self.server.url} failed: {done.stdout[-2000:]}")
 
     def end(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+        self.server.end()
 
 
 class TransformersPeer:
@@ -171,13 +158,6 @@ class TransformersPeer:
 
 
 Peer = HttpPeer | TransformersPeer
-
-
-def peak_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def cpu_name() -> str:
