@@ -18,7 +18,7 @@ from server.checkpoint.gguf_header import read_gguf_header
 from server.engine.loading.gguf_source import gguf_sources
 
 EXPERTS, TOP, PARTS = 8, 2, 4
-_KEPT = (
+KEPT = (
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -33,6 +33,7 @@ _KEPT = (
     "bos_token_id",
     "eos_token_id",
 )
+"""Settings of the dense model that hold for its experts, too."""
 
 
 def upcycled_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
@@ -68,7 +69,7 @@ def upcycled_config(dense: dict[str, Any], mtp_layers: int) -> dict[str, Any]:
         dense: the embedded model's.
         mtp_layers: that lie behind the model's own.
     """
-    return {key: dense[key] for key in _KEPT} | {
+    return {key: dense[key] for key in KEPT} | {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
         "hidden_act": "silu",

@@ -16,25 +16,11 @@ from torch import Tensor
 from server.checkpoint.gguf_header import read_gguf_header
 from server.checkpoint.locate import locate
 from server.checkpoint.tokenizer import load_tokenizer
+from server.demo.upcycled import KEPT
 from server.engine.loading.gguf_source import gguf_sources
 
 EXPERTS, TOP = 4, 2
 PARTS = ("gate_proj", "up_proj", "down_proj")
-KEPT = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-)
 
 
 def write_upcycled(folder: Path) -> Path:
