@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from agreement import agree
 from live_server import LiveServer, samples, stream_events, streamed_text
 
 from tests.spec.drafts import Pair, write_pairs
@@ -164,17 +165,6 @@ async def test_with_and_without_drafts_whole_choices_are_equal(served: Served) -
             assert streamed_text(streamed) == one["choices"][0]["text"]
     assert with_drafts[0]["choices"][0]["finish_reason"] == "stop"
     assert with_drafts[0]["choices"][0]["text"] == text[: text.find(stop)]
-
-
-def agree(one: Any, other: Any) -> bool:
-    """Equal, but for log-probabilities: those of two batches differ by their rounding."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, abs_tol=1e-3)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(agree(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(agree, one, other))
-    return bool(one == other)
 
 
 def test_one_sample_of_inter_token_time_per_token(served: Served) -> None:
