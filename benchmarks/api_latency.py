@@ -1,9 +1,10 @@
-"""How long the API takes to answer others while it parses and tokenises very long prompts.
+"""How long the API takes to answer others while it parses and tokenises very long texts.
 
 python benchmarks/api_latency.py [--mib 4] [--requests 10] [-- flags of outrider serve]
 
-One client asks for /health every few milliseconds, first alone, then while another sends prompts of so many MiB, one
-after the other (far over the model's limit, so each is tokenised and refused). Times are milliseconds.
+One client asks for /health every few milliseconds: alone, while another sends prompts of so many MiB to
+/v1/completions, one after the other (refused: they are far over the model's limit), and while it sends the same text to
+/tokenize, which makes all its tokens. Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ async def compare(url: str, mib: float, requests: int) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
         await ask(client, asyncio.create_task(asyncio.sleep(1)))
         show("alone", await ask(client, asyncio.create_task(asyncio.sleep(5))))
-        took: list[float] = []
+        for path, refused in (("/v1/completions", True), ("/tokenize", False)):
+            took: list[float] = []
 
-        async def send() -> None:
-            for _ in range(requests):
-                started = time.perf_counter()
-                response = await client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
-                took.append(1000 * (time.perf_counter() - started))
-                assert response.status_code == 400, response.text[:200]
+            async def send(path: str, refused: bool, took: list[float]) -> None:
+                for _ in range(requests):
+                    started = time.perf_counter()
+                    response = await client.post(path, json={"prompt": text})
+                    took.append(1000 * (time.perf_counter() - started))
+                    assert response.status_code == (400 if refused else 200), response.text[:200]
 
-        show(f"beside {mib:g} MiB", await ask(client, asyncio.create_task(send())))
-        print(f"{'the prompts':16} p50 {statistics.median(took):7.1f}")
+            times = await ask(client, asyncio.create_task(send(path, refused, took)))
+            show(f"beside {path}", times)
+            print(f"{'':24} {statistics.median(took):7.1f} for {mib:g} MiB, median")
 
 
 async def ask(client: httpx.AsyncClient, until: asyncio.Task[None]) -> list[float]:
@@ -58,7 +61,7 @@ def show(name: str, times: list[float]) -> None:
     """One line."""
     times.sort()
     print(
-        f"{name:16} p50 {times[len(times) // 2]:7.1f}  p99 {times[len(times) * 99 // 100]:7.1f}"
+        f"{name:24} p50 {times[len(times) // 2]:7.1f}  p99 {times[len(times) * 99 // 100]:7.1f}"
         f"  most {times[-1]:7.1f}  ({len(times)} answers)"
     )
 
