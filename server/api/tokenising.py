@@ -119,16 +119,17 @@ class TextCodec:
             ids, mask = ids[-keep_last:], mask[-keep_last:]
         if not ids:
             raise invalid(f"{param}: the text has no tokens.", param=param)
-        added = frozenset(i for i, special in enumerate(mask) if special) if add_special_tokens else frozenset()
-        return EncodedPrompt(ids, text, added)
+        return EncodedPrompt(ids, text, frozenset(i for i, special in enumerate(mask) if special))
 
     def _ids_and_mask(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        """Ids, and 1 for each that the tokenizer added."""
+        """Ids, and 1 for each that the tokenizer added; no mask where it adds none."""
         # Of the library's methods only those on batches let other threads run meanwhile: a long text takes seconds.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
-        mask: list[int] = encoding.special_tokens_mask
-        if len(ids) > 1 and mask[0] and ids[0] == ids[1] == self._bos_id:
+        # A list of a million numbers is made in one go, while nobody else gets an answer.
+        adds = add_special_tokens and self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        mask: list[int] = encoding.special_tokens_mask if adds else []
+        if len(ids) > 1 and mask and mask[0] and ids[0] == ids[1] == self._bos_id:
             return ids[1:], mask[1:]  # the text brought its own BOS
         return ids, mask
 
