@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str]) -> Command:
     train.add_argument("--out", type=Path, required=True, help="a folder; an interrupted run goes on")
     train.add_argument("--draft-vocab", type=int, default=8192, help="tokens that the head scores (8192)")
     train.add_argument("--steps", type=int, default=3, help="drafts that it is unrolled for (3)")
+    train.add_argument("--single", type=float, default=0.6, help="share of the budget for the first draft alone (0.6)")
     train.add_argument("--epochs", type=int, default=10)
     train.add_argument("--minutes", type=float, help="end after so long, whatever --epochs says")
     train.add_argument("--tokens", type=int, default=4096, help="of a batch (4096)")
@@ -106,7 +107,12 @@ def _train(asked: argparse.Namespace) -> Command:
     head.start_from(weights, batches.load(batches.training[:8]))
     ends = TargetEnds(weights.embedding.bfloat16(), weights.head[vocab].bfloat16())
     recipe = Recipe(
-        asked.epochs, asked.minutes, asked.learning_rate, 0.01, tuple(0.8**step for step in range(asked.steps))
+        asked.epochs,
+        asked.minutes,
+        asked.learning_rate,
+        0.01,
+        tuple(0.8**step for step in range(asked.steps)),
+        asked.single,
     )
     asked.out.mkdir(parents=True, exist_ok=True)
     about = {

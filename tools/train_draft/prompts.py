@@ -37,7 +37,15 @@ def read_prompts(file: Path, tokenizer: TokenizerFiles) -> list[list[int]]:
             ) from None
     if not prompts:
         raise UserError(f"{file}: holds no prompts")
-    texts = [prompt if isinstance(prompt, str) else _rendered(prompt, tokenizer) for prompt in prompts]
+    template: Any = None
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        template = _chat_template(tokenizer)
+    texts = [
+        prompt
+        if isinstance(prompt, str)
+        else str(template.render(tokenizer.special_tokens, messages=prompt, add_generation_prompt=True))
+        for prompt in prompts
+    ]
     chat = [not isinstance(prompt, str) for prompt in prompts]
     return [
         tokenizer.tokenizer.encode(text, add_special_tokens=not rendered).ids
@@ -45,11 +53,10 @@ def read_prompts(file: Path, tokenizer: TokenizerFiles) -> list[list[int]]:
     ]
 
 
-def _rendered(messages: Sequence[dict[str, str]], tokenizer: TokenizerFiles) -> str:
-    """The text that the model's chat template makes of messages, up to where the answer begins."""
+def _chat_template(tokenizer: TokenizerFiles) -> Any:
+    """Compiled once: it makes the text of messages, up to where the answer begins."""
     source = tokenizer.chat_templates.get("default")
     if source is None:
         raise UserError('this model has no chat template: give {"prompt": "…"} instead of messages')
     environment: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(source)
-    return str(template.render(tokenizer.special_tokens, messages=messages, add_generation_prompt=True))
+    return environment.from_string(source)
