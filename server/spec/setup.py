@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -258,7 +258,8 @@ def _setup(
         # Another seed, or random weights would make the draft its target's copy.
         seed=target.seed + 1,
         group=group,
-        forms=target.forms,
+        # The target decides what is said: the draft's rounding costs acceptance at most, and saves half of its time.
+        forms=replace(target.forms, rounded=True),
         rows=tuple(rows),
     )
 

@@ -15,6 +15,8 @@ class WeightForms:
     """In the model's dtype, for torch's products."""
     most_packed_tokens: int = 0
     """Where both are kept: steps of more tokens take the plain form."""
+    rounded: bool = False
+    """Layers that are stored in more than 8 bits are packed in 8: for a draft, whose rounding changes no answer."""
 
     def packed_for(self, tokens: int) -> bool:
         """Whether a step of so many tokens takes the packed form."""

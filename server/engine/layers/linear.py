@@ -174,7 +174,7 @@ class Linear(nn.Module):
             self.weight = self._dequantize()
             self.quantized = {}
         assert self.weight is not None
-        return pack_plain(self.weight, self.bias)
+        return pack_plain(self.weight, self.bias, self.context.forms.rounded)
 
     def _pack(self) -> Stack | None:
         """The weights as kernels read them; None where no kernel does."""
