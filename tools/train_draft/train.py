@@ -18,7 +18,7 @@ from tools.train_draft.batches import Batches, TrainingBatch
 from tools.train_draft.export import export
 from tools.train_draft.unroll import Head, TargetEnds, Unrolled, unroll
 
-_SAVE_SECONDS = 120.0
+_SAVE_SECONDS = 300.0
 _AVERAGE = 0.99
 _WARM_UP = 0.02
 _NOT_TURNED = ("lm_head", "mlp.gate.weight")
@@ -92,7 +92,7 @@ class Training:
         return self._folder / "state.pt"
 
     def run(self, progress: Progress) -> None:
-        """Train to the end of the budget; checkpoint and curve are written every two minutes."""
+        """Train to the end of the budget; checkpoint and curve are written every five minutes."""
         self._head.train()
         saved = time.monotonic()
         task = progress.add_task("training", total=1.0)
