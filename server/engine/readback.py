@@ -31,7 +31,7 @@ def read_back(
     attention = [module for module in modules if isinstance(module, Attention)]
     experts = [module for module in modules if isinstance(module, Experts)]
     linears = [module for module in modules if isinstance(module, Linear)]
-    formats = {module.weight_format.label for module in modules if isinstance(module, Linear | Experts)}
+    formats = {module.kept_as for module in linears} | {module.weight_format.label for module in experts}
     held: dict[str, set[str]] = {
         "attention": {module.backend.name for module in attention},
         "moe": {module.backend.name for module in experts},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -33,6 +33,7 @@ from server.engine.parallel import ParallelGroup
 from server.engine.setup import ModelSetup, attention_need
 from server.errors import UserError
 from server.spec.draft_formats import check_quantization, draft_formats
+from server.spec.draft_forms import draft_forms
 from server.spec.draft_plan import DraftPlan
 from server.spec.drafting import check_rules, draft_max_model_len, is_adaptive, num_tokens, synthetic_acceptance
 from server.spec.rows import drafting_rows, lookup_rows, method_row, model_rows, packaged_rows
@@ -214,6 +215,7 @@ def _setup(
     found = draft_formats(checkpoint, config, keep_blocks=target.forms.packed and load_row.resolved != "dummy")
     quantization_ask = Ask("draft", "quantization", KEY + "quantization", settings.quantization)
     check_quantization(quantization_ask, found)
+    kept = draft_forms(target.forms, config, found, settings.quantization)
 
     kv_ask = Ask("draft", "kv_cache_dtype", KEY + "kv_cache_dtype", settings.kv_cache_dtype, requests.kv_cache_dtype)
     kv_name = kv_ask.effective or "auto"
@@ -239,7 +241,7 @@ def _setup(
         attention_ask.row(attention.name, attention.why, attention.rejected),
         kv_ask.row(plain_name(kv_dtype), "the draft's own dtype"),
         load_row,
-        quantization_ask.row(found.labels, found.why),
+        quantization_ask.row(kept.labels, kept.why),
         _group_ask(target, settings).row(str(group.size), ""),
     ]
     if moe is not None:
@@ -258,8 +260,7 @@ def _setup(
         # Another seed, or random weights would make the draft its target's copy.
         seed=target.seed + 1,
         group=group,
-        # The target decides what is said: the draft's rounding costs acceptance at most, and saves half of its time.
-        forms=replace(target.forms, rounded=True),
+        forms=kept.forms,
         rows=tuple(rows),
     )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROUNDED = "rounded_8bit"
+"""The quantisation of layers that are stored plainly and packed in 8 bits."""
+
 
 @dataclass(frozen=True)
 class WeightForms:
@@ -16,7 +19,7 @@ class WeightForms:
     most_packed_tokens: int = 0
     """Where both are kept: steps of more tokens take the plain form."""
     rounded: bool = False
-    """Layers that are stored in more than 8 bits are packed in 8: for a draft, whose rounding changes no answer."""
+    """Layers that are stored plainly are packed in 8 bits: for a draft, whose rounding changes no answer."""
 
     def packed_for(self, tokens: int) -> bool:
         """Whether a step of so many tokens takes the packed form."""

@@ -74,26 +74,26 @@ def pack_quantized(shards: Sequence[QuantizedTensors], bias: Tensor | None, wher
     return pack_four_bits(all_codes, all_scales, all_minimums, bias)
 
 
-def pack_plain(weight: Tensor, bias: Tensor | None, rounded: bool = False) -> PackedWeight | None:
-    """A weight in the model's dtype.
-
-    Args:
-        weight: [rows, columns].
-        bias: [rows], any dtype.
-        rounded: to 8 bits, with a scale for every 32 columns; where float16 cannot hold the scales, it is not.
-
-    Returns:
-        The weight; None where the products do not take it.
-    """
+def pack_plain(weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
+    """A weight in the model's dtype; None where the products do not take it."""
     if weight.dtype is not torch.bfloat16 or weight.shape[1] % BLOCK:
         return None
-    if rounded:
-        blocks = weight.float().unflatten(1, (-1, BLOCK))
-        scales = blocks.abs().amax(-1) / 127
-        if _fits_half(scales):
-            divisors = scales.where(scales > 0, 1.0)[..., None]
-            return pack_eight_bits((blocks / divisors).round().flatten(1).to(torch.int8), scales, bias)
     return pack_sixteen_bits(weight, bias)
+
+
+def pack_rounded(weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
+    """A weight rounded to 8 bits, with a scale for every 32 columns; None where float16 cannot hold its scales.
+
+    Args:
+        weight: [rows, columns], columns a multiple of 32.
+        bias: [rows], any dtype.
+    """
+    blocks = weight.float().unflatten(1, (-1, BLOCK))
+    scales = blocks.abs().amax(-1) / 127
+    if not _fits_half(scales):
+        return None
+    divisors = scales.where(scales > 0, 1.0)[..., None]
+    return pack_eight_bits((blocks / divisors).round().flatten(1).to(torch.int8), scales, bias)
 
 
 def _fits_half(values: Tensor) -> bool:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from server.engine.cpu.pack import keeps_codes, pack_plain, pack_quantized
+from server.engine.cpu.forms import ROUNDED
+from server.engine.cpu.pack import keeps_codes, pack_plain, pack_quantized, pack_rounded
 from server.engine.cpu.weights import PackedWeight
 from server.engine.kernels.available import compiles_for
 from server.engine.kernels.expert_weights import Stack
@@ -57,6 +58,8 @@ class Linear(nn.Module):
         self.shards = dict(shards)
         self.context = context
         self.weight_format = weight_format
+        self.kept_as = weight_format.label
+        """How the weight is kept: as it was stored, or rounded."""
         rows = sum(self.shards.values())
         self.weight: nn.Parameter | None = None if tied is None else tied.weight
         self._tied = [] if tied is None else [tied]  # in a list: it is no part of this module
@@ -174,7 +177,16 @@ class Linear(nn.Module):
             self.weight = self._dequantize()
             self.quantized = {}
         assert self.weight is not None
-        return pack_plain(self.weight, self.bias, self.context.forms.rounded)
+        if self.context.forms.rounded and isinstance(self.weight_format, Unquantized):
+            rounded = pack_rounded(self.weight, self.bias)
+            if rounded is None:
+                where = f"{self.context.prefix}{'|'.join(self.shards)}"
+                raise UserError(
+                    f"{where}: its weights cannot be rounded to 8 bits. Set the draft's quantization to none."
+                )
+            self.kept_as = ROUNDED
+            return rounded
+        return pack_plain(self.weight, self.bias)
 
     def _pack(self) -> Stack | None:
         """The weights as kernels read them; None where no kernel does."""
