@@ -111,7 +111,12 @@ class StartupDisplay:
 def example_request(url: str, model_name: str, *, keyed: bool) -> str:
     """A curl command that asks the server something."""
     body = json.dumps(
-        {"model": model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+        {
+            "model": model_name,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+            "max_tokens": 64,
+        },
         ensure_ascii=False,
     ).replace("'", "'\\''")
     key = " -H 'Authorization: Bearer '\"$OUTRIDER_API_KEY\"" if keyed else ""

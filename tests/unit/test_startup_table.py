@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
 
 import pytest
 from rich.console import Console
@@ -10,7 +12,7 @@ from rich.console import Console
 from server.config import Settings
 from server.messages import EngineReady, KVGroup, LoadedModel, ResolvedRow, SpeculativeInfo
 from server.spec.settings import SpeculativeSettings
-from server.startup import StartupDisplay
+from server.startup import StartupDisplay, example_request
 
 ROWS = [
     ResolvedRow("target", "moe", "torch_int4", "torch_int4", "explicit", "asked for"),
@@ -64,3 +66,10 @@ def test_the_drafts_settings_are_among_those_that_are_told() -> None:
     settings = Settings(speculative=SpeculativeSettings(method="ngram", num_speculative_tokens=4))
     StartupDisplay(Console(file=out, width=150)).begin("m", "http://x", settings)
     assert "speculative={'method': 'ngram', 'num_speculative_tokens': 4}" in out.getvalue()
+
+
+def test_the_example_request_ends_soon_whatever_the_models_defaults() -> None:
+    words = shlex.split(example_request("http://x", "it's", keyed=False))
+    assert words[:2] == ["curl", "http://x/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("it's", 0, 64)
