@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from server.checkpoint.locate import locate
 from server.config import Settings
 from server.engine.plan import check_plan
 from server.engine.quantization.write import write_quantized
@@ -99,3 +100,11 @@ def test_without_files_there_is_nothing_to_find(folders: Folders, tmp_path: Path
 
 def test_the_embedded_gguf(folders: Folders) -> None:
     assert check_plan(Settings(model=None, speculative={"method": "ngram"})).errors == ()  # type: ignore[arg-type]
+
+
+def test_a_gguf_drafts_with_its_own_ends() -> None:
+    draft = {"method": "draft_model", "model": str(locate(None).path)}
+    report = check_plan(Settings.model_validate({"model": None, "speculative": draft}))
+    assert report.errors == ()
+    # A row names the end that is the target's; this draft borrows none.
+    assert not {"embedding", "head"} & {row.component for row in report.rows}

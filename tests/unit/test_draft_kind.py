@@ -11,7 +11,7 @@ from server.checkpoint.headers import read_headers
 from server.checkpoint.locate import locate
 from server.checkpoint.tensor_header import TensorHeader
 from server.engine.models.draft_kind import draft_kind
-from server.engine.models.nextn_names import nextn_layers
+from server.engine.models.nextn_names import hf_names, nextn_layers
 from server.errors import UserError
 from tests.spec.tiny_eagle3 import Producer, write_eagle3
 from tests.spec.tiny_models import mtp_alone, write_glm4_moe, write_llama, write_qwen3_moe
@@ -58,6 +58,18 @@ def test_mtp_layers_in_a_gguf_and_in_a_multimodal_checkpoint() -> None:
     nested = headers("model.language_model.layers.4.eh_proj.weight", "model.visual.patch.weight")
     assert nextn_layers(nested) == {4: frozenset({"eh_proj.weight"})}
     assert draft_kind({}, headers("blk.0.attn_q.weight")) == "draft_model"
+
+
+def test_the_ends_of_a_gguf_have_their_names_too() -> None:
+    ends = headers("token_embd.weight", "output_norm.weight", "output.weight", "blk.0.attn_q.weight")
+    names = {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+    }
+    assert hf_names(ends) == names
+    assert hf_names(headers("output.weight")) == {"output.weight"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def borrowing(draft: ModelConfig, headers: Mapping[str, TensorHeader], target: M
 
     Args:
         draft: a whole model, as its config describes it.
-        headers: its tensors; empty when it has none to load. A GGUF file always holds its embedding.
+        headers: its tensors, under the names of safetensors or of GGUF; empty when it has none to load.
         target: lends.
 
     Raises:

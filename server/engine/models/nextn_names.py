@@ -21,9 +21,10 @@ def hf_names(headers: Mapping[str, TensorHeader]) -> set[str]:
     """The tensors under their names in a Hugging Face checkpoint of the text model alone, as if unquantised."""
     names: set[str] = set()
     nested = is_nested(headers)
+    gguf = any(name.startswith("blk.") for name in headers)
     for name, header in plain_headers(headers).items():
-        if name.startswith("blk."):
-            # The one GGUF architecture with MTP layers; other tensors do not matter here.
+        if gguf:
+            # The one GGUF architecture with MTP layers. Of others, the ends and most tensors have the same names.
             mapped = target_name("glm4moe", name, header.shape)
             names |= set(mapped.names) if mapped else set()
         else:
