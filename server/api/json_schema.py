@@ -22,6 +22,8 @@ MAX_UNKNOWN = 256
 MAX_PATTERN_LENGTH = 4096
 MAX_WHITESPACE = 32
 """Characters between two parts of an answer: a model that is stuck in blanks must come to an end."""
+_FARTHEST = 2**63 - 1
+"""Of an integer's bounds: one beyond would silently be taken for this one, and let wrong answers through."""
 
 _ENFORCED = frozenset(
     (
@@ -86,6 +88,7 @@ def _check(root: dict[str, Any] | bool) -> None:
         if len(unknown) > MAX_UNKNOWN:
             raise ValueError(f"{path or '/'}: the schema holds more than {MAX_UNKNOWN} keywords that are no keywords")
         _check_pattern(path, schema.get("pattern"))
+        _check_bounds(path, schema)
         values += _count(path, "enum", schema.get("enum"))
         if values > MAX_ENUM_VALUES:
             raise ValueError(f"{path}/enum: the schema's enums hold more than {MAX_ENUM_VALUES} values together")
@@ -100,7 +103,7 @@ def _check_keyword(path: str, keyword: str) -> None:
         raise ValueError(f"{place}: the keyword {keyword} is not supported{_HINTS.get(keyword, '')}")
     near = _nearest(keyword[:64])
     if near is not None:
-        raise ValueError(f"{place}: there is no keyword {keyword[:64]!r}; did you mean {near!r}?")
+        raise ValueError(f"{place}: there is no keyword {keyword[:64]!r} (did you mean {near!r}?)")
 
 
 @lru_cache(1024)
@@ -114,6 +117,20 @@ def _check_pattern(path: str, pattern: object) -> None:
         raise ValueError(
             f"{path}/pattern: a pattern has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are allowed"
         )
+
+
+def _check_bounds(path: str, schema: dict[str, Any]) -> None:
+    kind = schema.get("type")
+    if kind != "integer" and not (isinstance(kind, list) and "integer" in kind):
+        return
+    for sign, names in ((1, ("minimum", "exclusiveMinimum")), (-1, ("maximum", "exclusiveMaximum"))):
+        for name in names:
+            bound = schema.get(name)
+            if isinstance(bound, int | float) and sign * bound > _FARTHEST:
+                raise ValueError(
+                    f"{path}/{name}: {repr(bound)[:40]} is beyond 64 bits; an integer's bounds must lie within "
+                    f"{-_FARTHEST} to {_FARTHEST}"
+                )
 
 
 def _count(path: str, keyword: str, value: object) -> int:

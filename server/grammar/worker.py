@@ -7,6 +7,7 @@ process they explode in is stopped. One JSON object a line goes in, one comes ou
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -20,6 +21,10 @@ from server.messages import Grammar
 
 _STACK_BYTES = 4 * 2**20
 """Half of what the engine's thread has: what is nested too deeply ends here, not there."""
+
+
+_RANGE = re.compile(r"regex for (integer|float) range: min=(?:Some\((.*?)\)|None), max=(?:Some\((.*?)\)|None)")
+"""The library's message about bounds that it cannot write as a regular expression."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -74,6 +79,14 @@ def _in_plain_words(error: str) -> str:
         return f"invalid regular expression: {reason}"
     if error.startswith("oneOf"):
         return "oneOf is supported only where its alternatives visibly exclude each other; use anyOf"
+    if error.startswith("NoExtensionBias"):
+        return "it never comes to a text: a rule or $ref leads back to itself before anything is written"
+    too_far = _RANGE.search(error)
+    if too_far is not None:
+        kind, *bounds = too_far.groups()
+        minimum, maximum = (bound or "none" for bound in bounds)
+        kind = "an integer" if kind == "integer" else "a number"
+        return f"{kind} with minimum {minimum} and maximum {maximum} is not supported: use bounds of at most 18 digits"
     return next((line for line in lines if line), "it cannot be compiled").rstrip(".")[:300]
 
 

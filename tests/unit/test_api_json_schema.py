@@ -31,6 +31,7 @@ def properties(count: int, required: int = 0) -> dict[str, Any]:
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}},
         {"properties": {"not": {"type": "string"}, "minimun": {}, "uniqueItems": {}}},  # names, no keywords
         {"enum": [{"not": 1}, {"if": 2}]},
+        {"type": "integer", "minimum": -(10**30), "maximum": 1e300},  # bounds that forbid nothing
         nested(MAX_DEPTH - 2),
         properties(MAX_PROPERTIES, MAX_PROPERTIES - MAX_OPTIONAL),
     ],
@@ -56,6 +57,11 @@ def test_schemas_within_the_limits_go_through(schema: Any) -> None:
         ({"x-guidance": {"lenient": True}}, "x-guidance is not supported"),
         ({"minimun": 3}, "did you mean 'minimum'?"),
         ({"additionalproperties": False}, "did you mean 'additionalProperties'?"),
+        ({"type": "integer", "minimum": 10**30}, "/minimum: 1000000000000000000000000000000 is beyond 64 bits"),
+        (
+            {"items": {"type": ["integer", "null"], "exclusiveMaximum": -1e30}},
+            "/items/exclusiveMaximum: -1e+30 is beyond",
+        ),
         ({"items": 5}, "/items: a schema must be an object"),
         ({"enum": "ab"}, "/enum: must be a list"),
         (nested(MAX_DEPTH + 1), f"nested more than {MAX_DEPTH} deep"),
