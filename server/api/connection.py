@@ -59,6 +59,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._refusal: ApiError | None = None
         self._in_head = True
+        self._in_body = False
         self._head_bytes = 0
         self._head_timer: TimerHandle | None = None
         self._send_timer: TimerHandle | None = None
@@ -111,8 +112,14 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request."""
         self._in_head = False
+        self._in_body = True
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the request's body."""
+        self._in_body = False
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to: it has some time to catch up."""
@@ -161,9 +168,17 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, refusal: ApiError) -> None:
         self._refusal = refusal
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # an earlier request of this connection is being answered
+        cycle = self.cycle
+        if cycle is not None and self._in_body and cycle.response_complete:
+            self.transport.close()  # answered without its body; one request gets one answer
             return
+        if cycle is not None and not cycle.response_complete:
+            if not self._in_body or cycle.response_started or self.pipeline:
+                self.transport.abort()  # an answer is under way, to this request or an earlier one
+                return
+            self.flow.resume_reading()
+            cycle.disconnected = True  # whoever reads its body hears no more of it, and may say nothing
+            cycle.message_event.set()
         body = refusal.body()
         self.transport.write(
             f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nconnection: close\r\n"

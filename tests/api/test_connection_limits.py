@@ -20,6 +20,7 @@ from server.api.connection import ConnectionLimits
 from server.messages import EngineRequest
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMITS = ConnectionLimits()
 
 
@@ -51,6 +52,7 @@ async def raw(url: str, *pieces: bytes) -> tuple[int, dict[str, str], bytes]:
         ((b"\x16\x03\x01\x02\x00\x01",), 400, "invalid_http"),
         ((b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",), 400, "invalid_http"),
         ((HEAD + b"X-Bad\x00: y\r\n\r\n",), 400, "invalid_http"),
+        ((CHUNKED + b"ZZ\r\n{}\r\n0\r\n\r\n",), 400, "invalid_http"),
     ],
 )
 async def test_heads_have_a_size_and_a_form(pieces: tuple[bytes, ...], status: int, code: str) -> None:
@@ -60,6 +62,24 @@ async def test_heads_have_a_size_and_a_form(pieces: tuple[bytes, ...], status: i
         assert headers["content-type"] == "application/json" and headers["x-request-id"]
         assert (await raw(url, HEAD + b"Upgrade: h2c\r\nConnection: Upgrade\r\n\r\n"))[0] == 200
         assert (await raw(url, HEAD + b"X-Long: " + b"x" * 30_000 + b"\r\n\r\n"))[0] == 200
+
+
+async def test_a_body_that_breaks_off_in_nonsense_gets_one_answer() -> None:
+    async with serve_api() as api, listen(api) as url:
+        for head, statuses in ((CHUNKED, [b"400"]), (CHUNKED.replace(b"/tokenize", b"/health"), [b"405"])):
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+            writer.write(head + b"2\r\n{ \r\n")
+            if statuses == [b"405"]:  # answered without its body
+                received = await reader.readuntil(b"}}")
+            else:
+                received = b""
+                await asyncio.sleep(0.05)  # the route reads the body by now
+            writer.write(b"ZZ\r\n}\r\n0\r\n\r\n")
+            received += await reader.read()
+            assert [line.split()[1] for line in received.splitlines() if line.startswith(b"HTTP/1.1")] == statuses
+            writer.close()
+        await eventually(lambda: [status for _, _, status in api.records.http] == [499, 405])
+        assert (await raw(url, HEAD + b"\r\n"))[0] == 200
 
 
 async def test_heads_and_bodies_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
