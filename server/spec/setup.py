@@ -211,6 +211,7 @@ def _setup(
     """The draft's ModelSetup. What is taken from the target is visible here and nowhere else."""
     layers = config if isinstance(config, ModelConfig) else config.model
     dtype, device = target.dtype, target.device
+    why = "a draft has no key of its own for it" if isinstance(config, ModelConfig) else "hidden states cross over"
     group = _parallel_group(target, settings)
     found = draft_formats(checkpoint, config, keep_blocks=target.forms.packed and load_row.resolved != "dummy")
     quantization_ask = Ask("draft", "quantization", KEY + "quantization", settings.quantization)
@@ -237,7 +238,7 @@ def _setup(
     if moe is None:
         refuse_moe_backend_without_experts(moe_ask, f"the draft {checkpoint.source}")
     rows = [
-        CheckRow("draft", "dtype", "unset", plain_name(dtype), "inherited", "the target's: hidden states cross over"),
+        CheckRow("draft", "dtype", "unset", plain_name(dtype), "inherited", f"the target's: {why}"),
         attention_ask.row(attention.name, attention.why, attention.rejected),
         kv_ask.row(plain_name(kv_dtype), "the draft's own dtype"),
         load_row,
