@@ -67,6 +67,32 @@ test("without drafts the same text, by the target alone", async () => {
   });
 });
 
+test("a turn that failed is taken out of the conversation", async () => {
+  await opened(async page => {
+    const history = () => page.evaluate(() => state.history.map(turn => turn.role));
+    await ask(page, "far too long ".repeat(20000), { k: 0, mode: "chat", tokens: 4 });
+    assert.equal(await page.locator(".error").count(), 1);
+    assert.deepEqual(await history(), []);
+    for (const turns of [1, 2]) {
+      await ask(page, "short", { k: 0, mode: "chat", tokens: 4 });
+      assert.equal(await page.locator(".error").count(), 1);
+      assert.deepEqual(await history(), Array(turns).fill(["user", "assistant"]).flat());
+    }
+  });
+});
+
+test("figures come from vLLM's names where the server shows no others", async () => {
+  await opened(async page => {
+    await page.route("**/metrics", async route => {
+      const response = await route.fetch();
+      const lines = (await response.text()).split("\n").filter(line => !line.includes("outrider_"));
+      lines.push('vllm:num_requests_waiting{engine="0",model_name="tiny"} 7.0', "");
+      await route.fulfill({ response, body: lines.join("\n") });
+    });
+    await page.waitForFunction(() => /\d, 7/.test(document.querySelector("#server").textContent));
+  });
+});
+
 test("errors are shown, and a stream can be stopped by keyboard", async () => {
   await opened(async page => {
     await page.fill("#temperature", "3");
