@@ -231,6 +231,8 @@ class EngineReady(Struct, frozen=True, tag="ready"):
     kv_bytes: int
     device: str
     load_seconds: float
+    vocab_size: int
+    """Of the target's logits; token ids of requests lie below it."""
     speculative: SpeculativeInfo | None = None
     """None when the server does not speculate."""
 

@@ -44,7 +44,6 @@ def served_model(settings: Settings, checkpoint: Checkpoint) -> ServedModel:
     generation_config = checkpoint.generation_config if settings.generation_config == "auto" else {}
     return ServedModel(
         files,
-        int(checkpoint.config["vocab_size"]),
         generation_config,
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,

@@ -22,8 +22,6 @@ class ServedModel:
     """What is known of the model once its tokenizer is loaded; the engine may still be loading weights."""
 
     tokenizer: TokenizerFiles
-    vocab_size: int
-    """Of the model's logits; token ids of requests lie below it."""
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Sampling defaults as in generation_config.json; empty with `--generation-config none`."""
     tool_call_parser: str = "auto"

@@ -8,7 +8,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.errors import unavailable
 from server.api.openapi import schema_of
 from server.api.service_bodies import ModelBody, ModelListBody, StatusBody, VersionBody
 from server.api.serving import Serving
@@ -50,10 +49,7 @@ async def show_model(model_id: str, serving: Serving) -> Response:
 
 async def server_info(serving: Serving) -> Response:
     """What the engine built, read back from its layers. Raises `ApiError` 503 while loading."""
-    engine_ready = serving.context.engine.ready
-    if engine_ready is None:
-        raise unavailable("The model is still loading.", "loading")
-    built = msgspec.to_builtins(engine_ready)
+    built = msgspec.to_builtins(serving.engine_ready)
     del built["type"]  # the tag of the message
     return json_response(
         {"version": serving.context.version, "served_names": list(serving.context.served_names), **built}

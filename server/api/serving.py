@@ -17,7 +17,7 @@ from server.api.generation import Generation, SequenceState
 from server.api.grammar_check import GrammarChecker
 from server.api.structured import AskedGrammar
 from server.api.tokenising import TextCodec
-from server.messages import Grammar
+from server.messages import EngineReady, Grammar
 
 _TOKENISING_THREADS = 2
 _LARGE_THREADS = 1
@@ -47,10 +47,10 @@ class Serving:
 
     @property
     def codec(self) -> TextCodec:
-        """Its tokenizer and templates. Raises `ApiError` 503 while it loads."""
+        """Its tokenizer and templates. Raises `ApiError` 503 before the engine has said its vocabulary's size."""
         model = self.model
         if self._codec is None or self._codec[0] is not model:
-            self._codec = (model, TextCodec(model.tokenizer, model.vocab_size, self.context.renderer))
+            self._codec = (model, TextCodec(model.tokenizer, self.engine_ready.vocab_size, self.context.renderer))
         return self._codec[1]
 
     async def work(self, request: Request, call: Callable[[], T]) -> T:
@@ -65,12 +65,17 @@ class Serving:
         self._grammars.close()
 
     @property
-    def max_model_len(self) -> int:
-        """Tokens of prompt and answer together. Raises `ApiError` 503 before the engine has said it."""
+    def engine_ready(self) -> EngineReady:
+        """What the engine said of the model that it built. Raises `ApiError` 503 before that."""
         ready = self.context.engine.ready
         if ready is None:
             raise unavailable("The model is still loading.", "loading")
-        return ready.max_model_len
+        return ready
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together. Raises `ApiError` 503 before the engine has said it."""
+        return self.engine_ready.max_model_len
 
     def check_alive(self) -> None:
         """Raise `ApiError` 503 when the engine is dead or has been silent for too long."""

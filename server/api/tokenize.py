@@ -75,7 +75,7 @@ async def tokenizer_info(serving: Serving) -> Response:
             **files.special_tokens,
             "eos_token_ids": list(files.eos_token_ids),
             "chat_template": files.chat_templates.get("default"),
-            "vocab_size": serving.model.vocab_size,
+            "vocab_size": serving.engine_ready.vocab_size,
         }
     )
 

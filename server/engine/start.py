@@ -129,6 +129,7 @@ def start_engine(settings: Settings, link: Link) -> StartedEngine:
             kv_bytes=blocks * built.block_bytes,
             device=str(plan.target.device),
             load_seconds=time.monotonic() - started,
+            vocab_size=plan.target.layers.vocab_size,
             speculative=_speculative(plan.draft),
         )
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fake_engine import READY, VOCAB_SIZE, FakeEngine
+from fake_engine import READY, FakeEngine
 from fastapi import FastAPI
 from tiny_tokenizer import byte_level
 
@@ -124,7 +124,6 @@ async def serve_api(
     state = ServingState(
         ServedModel(
             files,
-            VOCAB_SIZE,
             generation_config or {},
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,

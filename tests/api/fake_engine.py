@@ -36,6 +36,7 @@ READY = EngineReady(
     kv_bytes=1,
     device="cpu",
     load_seconds=0.1,
+    vocab_size=VOCAB_SIZE,
 )
 
 

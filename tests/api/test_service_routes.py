@@ -331,4 +331,4 @@ async def test_the_openapi_document_describes_the_bodies() -> None:
 def test_a_generation_config_that_no_request_could_ask_for_stops_the_start() -> None:
     for config in ({"temperature": -1}, {"top_k": 1.5}, {"top_p": "x"}, {"min_p": True}, {"repetition_penalty": 0}):
         with pytest.raises(UserError, match=next(iter(config))):
-            ServedModel(byte_level(), 400, config)
+            ServedModel(byte_level(), config)

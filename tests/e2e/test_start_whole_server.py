@@ -14,6 +14,7 @@ import torch
 from live_server import LiveServer, Start
 from safetensors.torch import load_file, save_file
 
+CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -61,6 +62,19 @@ def left_over_tensor(folder: Path) -> tuple[str, ...]:
     return (WEIGHTS, "model.layers.7.x", "no place")
 
 
+def unknown_architecture(folder: Path) -> tuple[str, ...]:
+    (folder / CONFIG).write_text(json.dumps({"architectures": ["FooForCausalLM"], "model_type": "foo"}))
+    return ("FooForCausalLM", "not supported", "LlamaForCausalLM")
+
+
+def no_vocab_size(folder: Path) -> tuple[str, ...]:
+    """A config may leave out what is the default of its class, so the tensors tell that this one may not."""
+    config = json.loads((folder / CONFIG).read_text())
+    del config["vocab_size"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    return (WEIGHTS, "lm_head.weight", "[32000, ")
+
+
 def split(folder: Path) -> None:
     """Two shards with an index instead of one file."""
     tensors = load_file(folder / WEIGHTS)
@@ -75,7 +89,7 @@ def split(folder: Path) -> None:
 
 Fault = Callable[[Path], tuple[str, ...]]
 """Damages a model folder and returns what the error must name."""
-FAULTS = (cut_short, lost_shard, not_a_number)
+FAULTS = (cut_short, lost_shard, not_a_number, unknown_architecture, no_vocab_size)
 MORE_FAULTS = (emptied, junk_header, lost_tensor, left_over_tensor)
 
 

@@ -37,6 +37,7 @@ def ready(settings: Settings) -> EngineReady:
         kv_bytes=2**20,
         device="cpu",
         load_seconds=0.1,
+        vocab_size=256,
     )
 
 

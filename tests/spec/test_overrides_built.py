@@ -43,7 +43,7 @@ def answer(engine: Harness, slow: bool) -> list[int]:
 
 def on_metrics(engine: Harness, role: str) -> dict[str, Told]:
     metrics = Metrics("m", "outrider")
-    metrics.engine_ready(EngineReady(engine.built.rows, [], engine.built.models, 1, 1, "cpu", 0.0))
+    metrics.engine_ready(EngineReady(engine.built.rows, [], engine.built.models, 1, 1, "cpu", 0.0, 64))
     families = text_string_to_metric_families(metrics.render("")[0].decode())
     samples = [s for family in families if family.name == "outrider_backend_info" for s in family.samples if s.value]
     rows = [s.labels for s in samples if s.labels["role"] == role]

@@ -44,6 +44,7 @@ READY = EngineReady(
     kv_bytes=2**30,
     device="cpu",
     load_seconds=1.5,
+    vocab_size=49_152,
 )
 
 

@@ -31,7 +31,7 @@ def info(k: int, *, synthetic: bool = False) -> SpeculativeInfo:
 
 
 def ready(speculative: SpeculativeInfo | None) -> EngineReady:
-    return EngineReady([], [], [], 100, 1, "cpu", 0.1, speculative)
+    return EngineReady([], [], [], 100, 1, "cpu", 0.1, 400, speculative)
 
 
 def series(metrics: Metrics) -> Series:

@@ -31,6 +31,7 @@ def shown(speculative: SpeculativeInfo | None, width: int = 150) -> str:
         2**30,
         "cpu",
         1.0,
+        400,
         speculative,
     )
     display.ready(ready, "http://x", "m", {}, keyed=False)
