@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from server.engine.quantization.write import write_quantized
 from server.errors import UserError
 from tests.spec.engine_harness import make_engine
 from tests.spec.override_models import Folders, without_weights, write_folders
-from tests.spec.tiny_models import self_draft
+from tests.spec.tiny_models import self_draft, write_glm4_moe
 
 PART = {
     "draft_model": "model.layers.1.self_attn.o_proj.weight",
@@ -76,6 +77,43 @@ def test_a_targets_wrong_tensor_is_found(change: str, folders: Folders, tmp_path
     (message,) = errors(folder, None)
     assert "draft" not in message and "model.layers.1.input_layernorm" in message
     assert errors(folder, None, load_format="dummy") == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "key", "value", "lacking"),
+    [
+        ("int4_g32", "num_hidden_layers", 4, "model.layers.3.mlp.experts."),
+        (None, "num_hidden_layers", 4, "model.layers.3."),
+        ("int4_g32", "n_routed_experts", 9, "e_score_correction_bias has shape [6]"),
+        (None, "n_routed_experts", 9, "e_score_correction_bias has shape [6]"),
+    ],
+)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_config_that_calls_for_more_than_there_is_says_what_is_missing(
+    role: str, scheme: str | None, key: str, value: int, lacking: str, tmp_path: Path
+) -> None:
+    whole = write_glm4_moe(tmp_path / "plain", moe_intermediate_size=32, num_nextn_predict_layers=0)
+    folder = tmp_path / "changed"
+    if scheme:
+        write_quantized(whole, folder, [(None, scheme)])
+    else:
+        self_draft(whole, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    draft = {"method": "draft_model", "model": str(folder)}
+    (message,) = errors(folder, None) if role == "target" else errors(whole, draft)
+    assert lacking in message and message.startswith("draft") == (role == "draft")
+
+
+@pytest.mark.parametrize("module", ["mlp.experts.2.up_proj", "self_attn.q_proj", "mlp.shared_experts.down_proj"])
+def test_a_quantised_weight_that_is_missing_is_named(module: str, folders: Folders, tmp_path: Path) -> None:
+    folder = tmp_path / "lost"
+    write_quantized(folders.target, folder, [(None, "int4_g32")])
+    tensors = load_file(folder / "model.safetensors")
+    lost = {name for name in tensors if name.startswith(f"model.layers.1.{module}.")}
+    save_file({name: tensor for name, tensor in tensors.items() if name not in lost}, folder / "model.safetensors")
+    (message,) = errors(folder, None)
+    assert "lacks" in message and f"model.layers.1.{module}.weight" in message
 
 
 @pytest.mark.parametrize("proposer", [None, "ngram", *PART])

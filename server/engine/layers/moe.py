@@ -11,6 +11,7 @@ from server.engine.moe.base import ExpertWeights, MoENeed, PackedExperts, Quanti
 from server.engine.moe.registry import moe_backend
 from server.engine.quantization.format import Unquantized, WeightFormat
 from server.engine.quantization.stored import QuantizedTensors
+from server.errors import UserError
 
 
 class Experts(nn.Module):
@@ -22,6 +23,7 @@ class Experts(nn.Module):
         """Make the memory. How the experts are stored is what the context knows about the names under its prefix.
 
         Raises:
+            UserError: the checkpoint lacks all of them, so that their backend was planned for others.
             ValueError: the context names a backend that cannot serve these experts; the planner asks before.
         """
         super().__init__()
@@ -34,6 +36,11 @@ class Experts(nn.Module):
         backend = moe_backend(context.moe)
         unsupported = backend.supports(need)
         if unsupported is not None:
+            if context.formats.lacks(f"{context.prefix}{name}" for name in expert_names(num_experts)):
+                raise UserError(
+                    f"the checkpoint lacks tensors {context.prefix}*, which the model's config calls for: it holds no "
+                    "experts of this layer. Does its config.json belong to its weights?"
+                )
             raise ValueError(f"MoE backend {context.moe!r} was planned but does not serve: {unsupported.reason}")
         self.backend = backend(need)
         self.w13: nn.Parameter | None = None
@@ -95,8 +102,12 @@ def expert_format(num_experts: int, context: BuildContext) -> WeightFormat:
     Raises:
         UserError: they differ, or one of them cannot be served; the planner asks before.
     """
-    projections = ("gate_proj", "up_proj", "down_proj")
-    return context.weight_format(f"{i}.{name}" for i in range(num_experts) for name in projections)
+    return context.weight_format(expert_names(num_experts))
+
+
+def expert_names(num_experts: int) -> list[str]:
+    """The modules of a layer's experts, as checkpoints name them under its prefix."""
+    return [f"{i}.{name}" for i in range(num_experts) for name in ("gate_proj", "up_proj", "down_proj")]
 
 
 class MoEBlock(nn.Module):

@@ -47,13 +47,21 @@ class Formats:
             raise UserError(found.message)
         return found
 
+    def lacks(self, modules: Iterable[str]) -> bool:
+        """Whether the checkpoint, of which something is known, holds none of the modules."""
+        return bool(self.by_module) and not any(module in self.by_module for module in modules)
+
     def common(self, modules: Iterable[str]) -> WeightFormat:
         """The one format of modules that are computed together.
+
+        Those that the checkpoint lacks go by the others: how they should be stored, loading says when it misses them.
 
         Raises:
             UserError: they differ, or one of them has a problem.
         """
-        formats = {module: self.format_of(module) for module in modules}
+        modules = list(modules)
+        formats = {module: self.format_of(module) for module in modules if module in self.by_module}
+        formats = formats or dict.fromkeys(modules, UNQUANTIZED)
         first, *others = formats
         for other in others:
             if formats[other] != formats[first]:
