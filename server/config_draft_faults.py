@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from server.config_faults import UsageError, plain_words
 from server.config_speculative import FLAG, Given
-from server.spec.settings import SpeculativeSettings
+from server.spec.settings import METHODS, SpeculativeSettings
 
 _NUMBER_FAULTS = frozenset(
     {
@@ -82,6 +82,8 @@ def _explain(detail: ErrorDetails, merged: Mapping[str, Given]) -> str:
     name = str(path[0])
     if len(path) == 1 and detail["type"] in _NUMBER_FAULTS:
         message = _wanted(name)
+    if name == "method":
+        message = f"must be {', '.join(map(repr, METHODS))}, or 'none' for no speculation"
     entry = "".join(f" [{step}]" for step in path[1:])
     return f"draft setting {merged[name].place}:{entry} {message}"
 

@@ -28,7 +28,7 @@ _TARGETS = "the target's"
 _SAME = "as unset"
 
 DRAFT_KEYS: Mapping[str, DraftKey] = {
-    "method": DraftKey("NAME", "told from the draft's config.json", "ngram, draft_model, eagle3 or mtp"),
+    "method": DraftKey("NAME", "told from the draft's config.json", "ngram, draft_model, eagle3, mtp or none"),
     "model": DraftKey(
         "MODEL", "mtp drafts with the target's own layers; ngram has no model", "a folder or a hub id of the draft"
     ),

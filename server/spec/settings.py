@@ -115,7 +115,7 @@ class SpeculativeSettings(BaseModel):
     def _keys_fit_the_method(self) -> SpeculativeSettings:
         if self.method is None and self.model is None:
             raise ValueError(
-                f"method is missing, and there is no model to infer it from; methods: {', '.join(METHODS)}"
+                f"method is missing, and there is no model to infer it from; methods: {', '.join(METHODS)}, none"
             )
         if self.method == "ngram":
             self._refuse(DRAFT_MODEL_KEYS, "method ngram has no draft model, so it would do nothing")
