@@ -1,4 +1,4 @@
-"""The command line: `outrider serve`, `check`, `bench http`, `bench decode`, `bench kernels`, `--version`."""
+"""The command line: `outrider serve`, `check`, `bench http|decode|kernels`, `demo moe`, `--version`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ usage: outrider COMMAND [flags]
 
 Each command lists its flags with --help.
 """
+_GROUPS = {
+    "bench": """\
+usage: outrider bench COMMAND [flags]
+
+  outrider bench http      send load to an OpenAI server and measure it
+  outrider bench decode    time an engine's decoding in this process, without HTTP
+  outrider bench kernels   time attention and MoE backends side by side
+
+Each command lists its flags with --help.
+""",
+    "demo": """\
+usage: outrider demo COMMAND [flags]
+
+  outrider demo moe        make a mixture of experts to try, of the embedded model
+
+Each command lists its flags with --help.
+""",
+}
 _COMMANDS = ("serve", "check", "bench", "demo", "--version", "--help")
 
 
@@ -69,12 +87,15 @@ def _run(argv: list[str]) -> int:
             from server.bench.kernels import bench_kernels
 
             return bench_kernels(flags, Console(highlight=False))
-        case ["bench", *_]:
-            raise UsageError("say what to measure: outrider bench http, bench decode, or bench kernels")
         case ["demo", "moe", *flags]:
             from server.demo.command import demo_moe
 
             return demo_moe(flags, Console(highlight=False))
+        case [("bench" | "demo") as group, "--help" | "-h"]:
+            sys.stdout.write(_GROUPS[group])
+            return 0
+        case ["bench", *_]:
+            raise UsageError("say what to measure: outrider bench http, bench decode, or bench kernels")
         case ["demo", *_]:
             raise UsageError("say what to make: outrider demo moe")
         case ["--version" | "-V"]:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from server.checkpoint.headers import INDEX, read_headers
 from server.checkpoint.json_files import read_json_object
 from server.checkpoint.locate import locate
+from server.engine.loading.save import save_tensors
 from server.engine.quantization.format import QuantizedFormat
 from server.engine.quantization.modules import may_be_quantized, weight_modules
 from server.engine.quantization.patterns import Pattern, patterns
@@ -80,7 +80,7 @@ def write_quantized(
     weight_map: dict[str, str] = {}
     for file in sorted({header.file for header in headers.values()}):
         tensors = _quantize_file(file, [name for name in headers if headers[name].file == file], chosen)
-        save_file(tensors, out / file.name, metadata={"format": "pt"})
+        save_tensors(tensors, out / file.name)
         weight_map |= dict.fromkeys(tensors, file.name)
     if (plain / INDEX).exists():
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2))
