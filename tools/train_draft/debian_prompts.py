@@ -1,4 +1,4 @@
-"""The prompts that the shipped heads were trained on: templates over text of Debian packages."""
+"""Prompts from templates over text of Debian packages."""
 
 from __future__ import annotations
 
