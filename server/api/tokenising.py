@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from server.api.chat_template import ChatTemplates, Conversation
 from server.api.errors import invalid
+from server.api.long_text_worker import encode
+from server.api.long_texts import LONG_TEXT, Ids, LongTexts
 from server.api.schemas.completion import PromptInput
 from server.api.template_renderer import TemplateRenderer
 from server.checkpoint.token_bytes import TokenBytes
@@ -43,6 +45,7 @@ class TextCodec:
         self.token_bytes = TokenBytes(files)
         self.templates = ChatTemplates(files.chat_templates, files.special_tokens, renderer)
         self._tokenizer = files.tokenizer
+        self._long_texts = None if files.path is None else LongTexts(files.path)
         bos = files.special_tokens.get("bos_token")
         self._bos_id: int | None = None if bos is None else files.tokenizer.token_to_id(bos)
 
@@ -60,9 +63,9 @@ class TextCodec:
             for prompt in prompts
         ]
 
-    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of any text, an empty one too, with one BOS at most."""
-        return self._ids_and_mask(text, add_special_tokens)[0]
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int] | Ids:
+        """The ids of any text, an empty one too, with one BOS at most; an array of those of a long text."""
+        return self._ids_and_added(text, add_special_tokens)[0]
 
     def encode_chat(
         self,
@@ -114,24 +117,24 @@ class TextCodec:
     ) -> EncodedPrompt:
         if keep_last is None and max_tokens is not None:
             self._refuse_hopeless(len(text), max_tokens, param)
-        ids, mask = self._ids_and_mask(text, add_special_tokens)
-        if keep_last is not None and len(ids) > keep_last:
-            ids, mask = ids[-keep_last:], mask[-keep_last:]
+        ids, added = self._ids_and_added(text, add_special_tokens)
+        cut = 0 if keep_last is None else max(0, len(ids) - keep_last)
+        ids = ids[cut:]
         if not ids:
             raise invalid(f"{param}: the text has no tokens.", param=param)
-        return EncodedPrompt(ids, text, frozenset(i for i, special in enumerate(mask) if special))
+        token_ids = ids if isinstance(ids, list) else ids.tolist()
+        return EncodedPrompt(token_ids, text, frozenset(i - cut for i in added if i >= cut))
 
-    def _ids_and_mask(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        """Ids, and 1 for each that the tokenizer added; no mask where it adds none."""
-        # Of the library's methods only those on batches let other threads run meanwhile: a long text takes seconds.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        # A list of a million numbers is made in one go, while nobody else gets an answer.
-        adds = add_special_tokens and self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        mask: list[int] = encoding.special_tokens_mask if adds else []
-        if len(ids) > 1 and mask and mask[0] and ids[0] == ids[1] == self._bos_id:
-            return ids[1:], mask[1:]  # the text brought its own BOS
-        return ids, mask
+    def _ids_and_added(self, text: str, add_special_tokens: bool) -> tuple[list[int] | Ids, list[int]]:
+        """Ids, and the positions of those that the tokenizer added."""
+        ids: list[int] | Ids
+        if self._long_texts is not None and len(text) >= LONG_TEXT:
+            ids, added = self._long_texts.encode(text, add_special_tokens)
+        else:
+            ids, added = encode(self._tokenizer, text, add_special_tokens)
+        if len(ids) > 1 and 0 in added and ids[0] == ids[1] == self._bos_id:
+            return ids[1:], [i - 1 for i in added if i]  # the text brought its own BOS
+        return ids, added
 
     def _refuse_hopeless(self, length: int, max_tokens: int, param: str) -> None:
         """Refuse a text that is over the limit even if every token were the longest one, without tokenising it."""

@@ -21,6 +21,7 @@ TOKENIZER_LIMIT = 256 * MIB
 CONFIG_LIMIT = 16 * MIB
 """`tokenizer_config.json` lists added tokens: up to some MiB."""
 
+_JSON = "tokenizer.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -40,6 +41,26 @@ class TokenizerFiles:
     """Ids of tokens that are marks, not text: left out when decoding for a reader."""
     kind: str
     """For people."""
+    path: Path | None = None
+    """The file that `read_tokenizer` reads again, in another process."""
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer alone of a tokenizer.json or a GGUF file, without truncation and padding.
+
+    Raises:
+        UserError: it is no usable one.
+    """
+    if file.name == _JSON:
+        try:
+            tokenizer = Tokenizer.from_buffer(read_bytes(file, TOKENIZER_LIMIT))
+        except Exception as error:  # the library raises this very class for any fault in the file
+            raise UserError(f"{file} is not a usable tokenizer: {error}") from error
+    else:
+        tokenizer = tokenizer_from_gguf(read_gguf_header(file)).tokenizer
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def load_tokenizer(
@@ -56,7 +77,7 @@ def load_tokenizer(
         UserError: no tokenizer, one in a format that is not supported, or a broken file; the message names it.
     """
     path = checkpoint.path if override is None else locate_files(override, download_dir)
-    file = None if (path / "tokenizer.json").exists() else gguf_file(path)
+    file = None if (path / _JSON).exists() else gguf_file(path)
     if file is None:
         parts = _from_folder(path)
     else:
@@ -73,6 +94,7 @@ def load_tokenizer(
         tuple(dict.fromkeys(declared)),
         frozenset(token_id for token_id, token in added.items() if token.special),
         parts.kind,
+        file or path / _JSON,
     )
 
 
@@ -86,16 +108,12 @@ class _Parts:
 
 
 def _from_folder(folder: Path) -> _Parts:
-    file = folder / "tokenizer.json"
+    file = folder / _JSON
     if not file.exists():
         other = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).exists()]
         has = f" ({other[0]} alone is not supported; transformers can convert it)" if other else ""
         raise UserError(f"{folder} has no tokenizer.json{has}; name another tokenizer with --tokenizer")
-    text = read_bytes(file, TOKENIZER_LIMIT)
-    try:
-        tokenizer = Tokenizer.from_buffer(text)
-    except Exception as error:  # the library raises this very class for any fault in the file
-        raise UserError(f"{file} is not a usable tokenizer: {error}") from error
+    tokenizer = read_tokenizer(file)
     config = read_optional_json_object(folder / "tokenizer_config.json", CONFIG_LIMIT)
     special_tokens = _special_tokens(folder, config)
     stop = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from api_server import serve_api
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import byte_level, sentencepiece
 
 from server.api.choice import Choice, Delta, TextRules
 from server.api.detokenizer import Detokenizer
+from server.api.long_texts import LONG_TEXT
 from server.api.template_renderer import TemplateRenderer
 from server.api.tokenising import TextCodec
 from server.checkpoint.token_bytes import TokenBytes
@@ -144,6 +150,34 @@ def test_truncation_keeps_the_last_tokens() -> None:
     for prompt in ("Hello world, hello there!", whole):
         kept = codec().encode_prompts([prompt], add_special_tokens=True, keep_last=3, max_tokens=100)[0]
         assert kept.token_ids == whole[-3:]
+
+
+@pytest.mark.parametrize("beginning", ["", "<|bos|>"])
+def test_long_texts_are_tokenised_elsewhere_alike(beginning: str, tmp_path: Path) -> None:
+    """The right tokens are those of the same text's codec without a file, which has no other process to ask."""
+    files = byte_level(bos=True)
+    files.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    elsewhere = TextCodec(replace(files, path=tmp_path / "tokenizer.json"), 400, TemplateRenderer())
+    text = beginning + "Hello world, 漢字 and 🙂! " * (LONG_TEXT // 20)
+    for add_special_tokens in (True, False):
+        ids = elsewhere.encode_text(text, add_special_tokens=add_special_tokens)
+        assert isinstance(ids, array)
+        assert ids.tolist() == codec().encode_text(text, add_special_tokens=add_special_tokens)
+        options = {"add_special_tokens": add_special_tokens, "max_tokens": 100}
+        for keep_last in (3, 10**7):
+            prompts = [one.encode_prompts([text], keep_last=keep_last, **options) for one in (elsewhere, codec())]
+            assert prompts[0] == prompts[1]
+            assert isinstance(prompts[0][0].token_ids, list)
+
+
+async def test_a_long_text_is_counted_and_shown_whole(tmp_path: Path) -> None:
+    files = byte_level()
+    files.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "Hello world. " * (LONG_TEXT // 12)
+    async with serve_api(files=replace(files, path=tmp_path / "tokenizer.json")) as api:
+        answer = (await api.http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+    assert answer["tokens"] == api.encode(text)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
 
 
 def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
