@@ -58,8 +58,7 @@ class Linear(nn.Module):
         self.shards = dict(shards)
         self.context = context
         self.weight_format = weight_format
-        self.kept_as = weight_format.label
-        """How the weight is kept: as it was stored, or rounded."""
+        self._rounded = False
         rows = sum(self.shards.values())
         self.weight: nn.Parameter | None = None if tied is None else tied.weight
         self._tied = [] if tied is None else [tied]  # in a list: it is no part of this module
@@ -93,6 +92,11 @@ class Linear(nn.Module):
             return packed_linear(x, self.stack, self.bias)
         assert self.weight is not None
         return linear(x, self.weight, self.bias, self.counters)
+
+    @property
+    def kept_as(self) -> str:
+        """How the weight is kept: as it was stored, or rounded."""
+        return ROUNDED if self._rounded else self.weight_format.label
 
     @property
     def forms(self) -> set[str]:
@@ -184,7 +188,7 @@ class Linear(nn.Module):
                 raise UserError(
                     f"{where}: its weights cannot be rounded to 8 bits. Set the draft's quantization to none."
                 )
-            self.kept_as = ROUNDED
+            self._rounded = True
             return rounded
         return pack_plain(self.weight, self.bias)
 
