@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import byte_level, sentencepiece
 
+from server.api import long_texts
 from server.api.choice import Choice, Delta, TextRules
 from server.api.detokenizer import Detokenizer
+from server.api.errors import ApiError
 from server.api.long_texts import LONG_TEXT
 from server.api.template_renderer import TemplateRenderer
 from server.api.tokenising import TextCodec
@@ -168,6 +170,17 @@ def test_long_texts_are_tokenised_elsewhere_alike(beginning: str, tmp_path: Path
             prompts = [one.encode_prompts([text], keep_last=keep_last, **options) for one in (elsewhere, codec())]
             assert prompts[0] == prompts[1]
             assert isinstance(prompts[0][0].token_ids, list)
+
+
+def test_a_text_that_takes_too_long_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = byte_level()
+    files.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(long_texts, "_CPU_SECONDS", 1.5)
+    elsewhere = TextCodec(replace(files, path=tmp_path / "tokenizer.json"), 400, TemplateRenderer())
+    with pytest.raises(ApiError, match=r"could not be tokenised within 1\.5 seconds") as caught:
+        elsewhere.encode_text("x y " * 8 * LONG_TEXT, add_special_tokens=False)
+    assert caught.value.status == 400
+    assert len(elsewhere.encode_text("x y " * (LONG_TEXT // 4), add_special_tokens=False)) > 1
 
 
 async def test_a_long_text_is_counted_and_shown_whole(tmp_path: Path) -> None:
