@@ -27,3 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("whole")
         if room in APART:
             item.add_marker(room)
+
+
+@pytest.fixture(scope="session")
+def cpu_kernels() -> None:
+    """Skips where the C products cannot be compiled."""
+    from server.engine.cpu.compiler import NoKernels
+    from server.engine.cpu.library import load_library
+
+    try:
+        load_library()
+    except NoKernels as reason:
+        pytest.skip(str(reason))

@@ -7,13 +7,8 @@ import math
 import pytest
 
 from benchmarks.cpu_quality import perplexity, text_windows
-from server.engine.cpu.compiler import NoKernels
-from server.engine.cpu.library import load_library
 
-try:
-    load_library()
-except NoKernels as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from server.engine.attention.torch import TorchAttention
 from server.engine.batch import Batch, Span, make_batch
-from server.engine.cpu.compiler import NoKernels
 from server.engine.cpu.forms import PLAIN, WeightForms
-from server.engine.cpu.library import load_library
 from server.engine.layers.context import BuildContext
 from server.engine.loading.dummy import fill_with_random
 from server.engine.models.config import ModelConfig
@@ -24,10 +22,7 @@ from server.engine.quantization.formats import Formats
 from server.engine.quantization.int4 import Int4
 from server.engine.setup import attention_need
 
-try:
-    load_library()
-except NoKernels as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 CPU = torch.device("cpu")
 PAGE = 16

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from server.engine.cpu.compiler import NoKernels
-from server.engine.cpu.library import load_library
 from server.engine.quantization.write import write_quantized
 from tests.spec.engine_harness import make_engine
 from tests.spec.override_models import draft_runner, told
 from tests.spec.tiny_models import write_glm4_moe, write_llama
 
-
-@pytest.fixture(autouse=True)
-def _needs_kernels() -> None:
-    try:
-        load_library()
-    except NoKernels as reason:
-        pytest.skip(str(reason))
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from server.engine.cpu.compiler import NoKernels, compiled_library
-from server.engine.cpu.library import load_library
 from server.engine.cpu.weights import PackedWeight, pack_eight_bits, pack_four_bits, pack_sixteen_bits
 
-try:
-    load_library()
-except NoKernels as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 BLOCK = 32
 

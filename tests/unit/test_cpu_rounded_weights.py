@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from server.engine.cpu.compiler import NoKernels
-from server.engine.cpu.library import load_library
 from server.engine.cpu.pack import pack_plain, pack_rounded
 
-
-@pytest.fixture(autouse=True)
-def _needs_kernels() -> None:
-    try:
-        load_library()
-    except NoKernels as reason:
-        pytest.skip(str(reason))
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 def test_each_weight_is_off_by_half_a_step_at_most() -> None:
