@@ -14,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+_LINE_ENDS = tuple((character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029")
+"""No line ends of SSE, but of Unicode: many clients (httpx among them) would cut an event there."""
 
 
 class EventEncoder:
@@ -24,11 +26,18 @@ class EventEncoder:
 
     def __call__(self, body: msgspec.Struct) -> bytes:
         """One event."""
-        return b"data: " + self._encoder.encode(body) + b"\n\n"
+        return _event(self._encoder.encode(body))
 
 
 def error_event(body: bytes) -> bytes:
     """An error inside a stream, as one event; `body` is JSON without line breaks."""
+    return _event(body)
+
+
+def _event(body: bytes) -> bytes:
+    for character, escape in _LINE_ENDS:
+        if character in body:
+            body = body.replace(character, escape)
     return b"data: " + body + b"\n\n"
 
 
