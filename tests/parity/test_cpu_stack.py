@@ -35,7 +35,7 @@ LLAMA = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 8192,
     "rope_theta": 10000.0,
 }
 SHAPES = {
@@ -44,6 +44,7 @@ SHAPES = {
     "qwen2": LLAMA | {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"]},
     "no groups": LLAMA | {"num_attention_heads": 2},
+    "many heads": LLAMA | {"num_attention_heads": 14},
     "scaled rope": LLAMA
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
 }
@@ -57,10 +58,11 @@ class Pair:
     exact: CausalLM
     attention: TorchAttention
     exact_attention: TorchAttention
+    page: int
 
     def both(self, spans: list[Span]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Hidden states and captured boundaries: as one call, and layer by layer in float32."""
-        batch = make_batch(spans, PAGE, PAGE, CPU)
+        batch = make_batch(spans, self.page, self.page, CPU)
         assert self.packed.stack is not None and self.attention.cache is not None
         got, aux = self.packed.stack(batch.input_ids, batch.positions, batch.step, self.attention.cache)
         wanted = self._exact(batch)
@@ -72,7 +74,7 @@ class Pair:
         return hidden.final, hidden.aux
 
 
-def pair(shape: str, weights: WeightFormat) -> Pair:
+def pair(shape: str, weights: WeightFormat, pages: int = 40, page: int = PAGE) -> Pair:
     config = ModelConfig.from_hf(SHAPES[shape])
     formats = Formats(dict.fromkeys(linear_names(config), weights))
     models, backends = [], []
@@ -80,7 +82,7 @@ def pair(shape: str, weights: WeightFormat) -> Pair:
         backend = TorchAttention(attention_need(config, CPU, dtype, dtype), config.num_layers)
         context = BuildContext(dtype, CPU, backend, "", ParallelGroup(), formats=formats, forms=forms)
         model = build_model(config, context, capture=(0, 2, 3))
-        backend.allocate(40, PAGE)
+        backend.allocate(pages, page)
         models.append(model)
         backends.append(backend)
     packed, exact = models
@@ -95,7 +97,28 @@ def pair(shape: str, weights: WeightFormat) -> Pair:
         copies[name].copy_(target)
     for model in models:
         model.finish_loading()
-    return Pair(packed, exact, *backends)
+    return Pair(packed, exact, backends[0], backends[1], page)
+
+
+def remember(models: Pair) -> None:
+    """Fill both caches with the same numbers, of which few keys matter much to a query."""
+    ours, theirs = models.attention.cache, models.exact_attention.cache
+    assert ours is not None and theirs is not None
+    for mine, exact in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+        for layer, copy in zip(mine, exact, strict=True):
+            layer.normal_()
+            copy.copy_(layer)
+
+
+def rows(page: int, lengths: list[tuple[int, int]]) -> list[Span]:
+    """A span for each (context, new tokens), on pages in no order."""
+    free = torch.randperm(sum(-(-(context + new) // page) for context, new in lengths)) + 1
+    spans = []
+    for context, new in lengths:
+        taken = -(-(context + new) // page)
+        spans.append(Span(free[:taken].tolist(), context, ids(new)))
+        free = free[taken:]
+    return spans
 
 
 def blocks(first: int, count: int) -> list[int]:
@@ -128,6 +151,44 @@ def test_prompts_decodes_and_drafts_over_the_cache(shape: str, weights: WeightFo
         torch.testing.assert_close(mine.float(), exact, atol=0.05 * float(exact.abs().max()), rtol=0.05)
 
 
+LONG = [
+    # Around the length from which on keys are divided, and the lengths at which parts become longer.
+    [(255, 1), (256, 1), (257, 2), (383, 1), (384, 5), (40, 3)],
+    # Parts of several sizes, the last one short; a part that only the last tokens of a row see.
+    [(4095, 1), (4096, 1), (4094, 4), (6001, 16)],
+    # More new tokens than one item takes, beside a decode.
+    [(3000, 17), (2050, 1), (0, 70)],
+    [(5000, 1)],
+]
+
+
+@pytest.mark.parametrize("lengths", LONG, ids=lambda lengths: str(lengths[0][0]))
+@pytest.mark.parametrize(("shape", "page"), [("llama", 16), ("wide heads", 64), ("no groups", 48), ("many heads", 32)])
+def test_long_contexts(shape: str, page: int, lengths: list[tuple[int, int]]) -> None:
+    torch.manual_seed(11)
+    models = pair(shape, UNQUANTIZED, 2 + sum((context + new) // page + 1 for context, new in lengths), page)
+    remember(models)
+    got, _, wanted, _ = models.both(rows(page, lengths))
+    error = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert float(error.max()) < 0.03, f"{error.max():.4f}"
+
+
+def test_a_long_row_depends_neither_on_its_neighbours_nor_on_the_threads() -> None:
+    torch.manual_seed(13)
+    models = pair("llama", Int4(32), 700)
+    remember(models)
+    spans = rows(PAGE, [(3001, 3), (4500, 1), (2000, 9)])
+    together = models.both(spans)[0]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(models.both(spans)[0], together)
+            assert torch.equal(models.both(spans[1:2])[0], together[3:4])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     torch.manual_seed(5)
     models = pair("llama", Int4(32))
@@ -141,10 +202,13 @@ def test_not_a_number_reaches_its_own_row_only() -> None:
     models = pair("llama", Int4(32))
     models.packed.ends.embed_tokens.weight[5] = float("nan")
     assert models.packed.stack is not None and models.attention.cache is not None
-    batch = make_batch([Span(blocks(1, 1), 0, [1, 2, 3]), Span(blocks(2, 1), 0, [4, 5])], PAGE, PAGE, CPU)
-    hidden, _ = models.packed.stack(batch.input_ids, batch.positions, batch.step, models.attention.cache)
-    assert hidden.isfinite().all(-1).tolist()[:3] == [True, True, True]
-    assert not hidden[4].isfinite().any()
+    # The one that is not a number comes into a short context, and into one whose keys are divided.
+    for contexts in ((0, 0), (20, 300)):
+        spans = [Span(blocks(1, 2), contexts[0], [1, 2, 3]), Span(blocks(3, 20), contexts[1], [4, 5])]
+        batch = make_batch(spans, PAGE, PAGE, CPU)
+        hidden, _ = models.packed.stack(batch.input_ids, batch.positions, batch.step, models.attention.cache)
+        assert hidden.isfinite().all(-1).tolist()[:3] == [True, True, True]
+        assert not hidden[4].isfinite().any()
 
 
 def test_what_one_call_cannot_take_goes_layer_by_layer() -> None:

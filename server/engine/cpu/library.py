@@ -17,7 +17,7 @@ class CWeight(Structure):
 
 
 class CLayer(Structure):
-    """`Layer` in stack.c."""
+    """`Layer` in stack.h."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm")),
@@ -27,7 +27,7 @@ class CLayer(Structure):
 
 
 class CStack(Structure):
-    """`Stack` in stack.c."""
+    """`Stack` in stack.h."""
 
     _fields_ = [
         ("layers", POINTER(CLayer)),
@@ -39,7 +39,7 @@ class CStack(Structure):
 
 
 class CStep(Structure):
-    """`Step` in stack.c."""
+    """`Step` in stack.h."""
 
     _fields_ = [
         *((name, c_int64) for name in ("tokens", "sequences", "table_width")),
@@ -62,7 +62,7 @@ class Library:
         self.best.argtypes = [POINTER(CWeight), pointer, number, number, number, pointer, pointer, number]
         self.best.restype = None
         self.stack_room = functions.outrider_stack_room
-        self.stack_room.argtypes, self.stack_room.restype = [POINTER(CStack), number, number], number
+        self.stack_room.argtypes, self.stack_room.restype = [POINTER(CStack), POINTER(CStep), number], number
         self.stack = functions.outrider_stack
         self.stack.argtypes, self.stack.restype = [POINTER(CStack), POINTER(CStep), pointer, number], None
 

@@ -126,9 +126,6 @@ class DecoderStack:
         if cache is not self._cache:
             self._take(cache)
         count, threads, hidden = len(input_ids), torch.get_num_threads(), self._stack.hidden
-        needed = self._library.stack_room(self._stack, count, threads)
-        if len(self._room) < needed:
-            self._room = torch.empty(needed, dtype=torch.uint8)
         out = torch.empty(count, hidden, dtype=torch.bfloat16)
         captures = self._stack.captures
         aux = torch.empty(count, captures * hidden, dtype=torch.bfloat16) if captures else None
@@ -146,6 +143,9 @@ class DecoderStack:
             hidden=out.data_ptr(),
             captured=None if aux is None else aux.data_ptr(),
         )
+        needed = self._library.stack_room(self._stack, described, threads)
+        if len(self._room) < needed:
+            self._room = torch.empty(needed, dtype=torch.uint8)
         self._library.stack(self._stack, described, self._room.data_ptr(), threads)
         return out, aux
 

@@ -3,41 +3,11 @@
 #include "team.h"
 
 typedef struct {
-    const float *input_norm, *post_norm;  // [hidden]
-    const float *query_norm, *key_norm;   // [head_dim], or NULL
-    Weight qkv, output, gate_up, down;
-    uint16_t *keys, *values;  // of the cache
-} Layer;
-
-typedef struct {
-    const Layer *layers;
-    const uint16_t *embedding;       // bfloat16 [vocabulary, hidden]
-    const float *final_norm;         // [hidden]
-    const float *inverse_frequency;  // [rotary_dim / 2]
-    const int64_t *captured;         // [num_layers + 1], place among the captured boundaries, or -1
-    int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, rotary_dim, page_size, captures;
-    int64_t quantized, plain;  // which forms of the tokens the weights read
-    double eps, angle_scale;
-} Stack;
-
-typedef struct {
-    int64_t tokens, sequences, table_width;
-    const int64_t *ids, *positions, *slots;  // [tokens]
-    const int64_t *query_start;              // [sequences + 1]
-    const int64_t *tables;                   // [sequences, table_width]
-    uint16_t *hidden;                        // bfloat16 [tokens, hidden], the result
-    uint16_t *captured;                      // bfloat16 [tokens, captures * hidden]
-} Step;
-
-typedef struct {
-    int64_t sequence, first, last;  // tokens of one attention item
-} Span;
-
-typedef struct {
     float *stream, *projected, *cosines, *sines;
     Tokens narrow, heads, wide;  // of the hidden size, of all heads, of the intermediate size
-    Span *spans;
-    float *scratch;
+    Item *items;
+    Divided *divided;
+    float *parts, *scratch;
     int64_t bytes;
 } Room;
 
@@ -60,8 +30,10 @@ static Tokens cut_tokens(Room *room, char *base, const Stack *s, int64_t count, 
     return tokens;
 }
 
-static Room lay_out(const Stack *s, int64_t tokens, int64_t threads, char *base)
+static Room lay_out(const Stack *s, const Step *step, int64_t threads, char *base)
 {
+    const int64_t tokens = step->tokens, scratch = attention_scratch(s->heads, s->kv_heads, s->head_dim);
+    const Division sizes = divide(s, step, NULL, NULL);
     Room room = {.bytes = 0};
     room.stream = (float *)cut(&room, base, 4 * tokens * s->hidden);
     room.projected = (float *)cut(&room, base, 4 * tokens * (s->heads + 2 * s->kv_heads) * s->head_dim);
@@ -70,15 +42,17 @@ static Room lay_out(const Stack *s, int64_t tokens, int64_t threads, char *base)
     room.narrow = cut_tokens(&room, base, s, tokens, s->hidden);
     room.heads = cut_tokens(&room, base, s, tokens, s->heads * s->head_dim);
     room.wide = cut_tokens(&room, base, s, tokens, s->intermediate);
-    room.spans = (Span *)cut(&room, base, tokens * sizeof(Span));
-    room.scratch = (float *)cut(&room, base, 4 * threads * attention_scratch(s->heads / s->kv_heads, s->head_dim));
+    room.items = (Item *)cut(&room, base, sizes.items * sizeof(Item));
+    room.divided = (Divided *)cut(&room, base, sizes.divided * sizeof(Divided));
+    room.parts = (float *)cut(&room, base, 4 * sizes.floats);
+    room.scratch = (float *)cut(&room, base, 4 * threads * scratch);
     return room;
 }
 
 // Bytes of `base` in outrider_stack.
-int64_t outrider_stack_room(const Stack *stack, int64_t tokens, int64_t threads)
+int64_t outrider_stack_room(const Stack *stack, const Step *step, int64_t threads)
 {
-    return lay_out(stack, tokens, threads, 0).bytes;
+    return lay_out(stack, step, threads, 0).bytes;
 }
 
 INLINE float inverse_norm(const float *x, int64_t size, double eps)
@@ -130,13 +104,20 @@ static void turn(const Stack *s, float *head, const float *norm, const float *co
     }
 }
 
+// Turn the heads, write keys and values to the cache, and leave the queries as `attend` takes them.
 static void turn_and_keep(const Stack *s, const Layer *layer, const Step *step, const Room *room, int64_t token)
 {
     const int64_t size = s->head_dim, kv = s->kv_heads * size, half = s->rotary_dim / 2;
     float *queries = room->projected + token * (s->heads * size + 2 * kv), *keys = queries + s->heads * size;
     const float *cosines = room->cosines + token * half, *sines = room->sines + token * half;
+    const float factor = 1.44269504f / sqrtf((float)size);
     for (int64_t head = 0; head < s->heads; head++)
         turn(s, queries + head * size, layer->query_norm, cosines, sines);
+    for (int64_t i = 0; i < s->heads * size; i += BLOCK) {
+        Pairs pairs = take_apart(load(queries + i) * factor, load(queries + i + LANES) * factor);
+        store(queries + i, pairs.even);
+        store(queries + i + LANES, pairs.odd);
+    }
     for (int64_t head = 0; head < s->kv_heads; head++) turn(s, keys + head * size, layer->key_norm, cosines, sines);
     for (int64_t i = 0; i < kv; i += LANES) {
         store_bf16(layer->keys + step->slots[token] * kv + i, load(keys + i));
@@ -144,36 +125,33 @@ static void turn_and_keep(const Stack *s, const Layer *layer, const Step *step, 
     }
 }
 
-static void attend_span(const Stack *s, const Layer *layer, const Step *step, const Room *room, const Span *span,
-                        int64_t kv_head, float *scratch)
+// Join the parts of some tokens' rows for one KV head.
+static void join_parts(const Stack *s, const Room *room, const Divided *divided, int64_t kv_head)
 {
-    const int64_t group = s->heads / s->kv_heads, size = s->head_dim, count = span->last - span->first;
-    const int64_t width = (s->heads + 2 * s->kv_heads) * size;
-    Cache cache = {layer->keys, layer->values, step->tables + span->sequence * step->table_width,
-                   s->page_size, s->kv_heads, size, s->heads};
-    float *queries = scratch, *out = queries + group * count * size;
-    const float factor = 1.44269504f / sqrtf((float)size);
-    for (int64_t i = 0; i < count; i++) {
-        const float *from = room->projected + (span->first + i) * width + kv_head * group * size;
-        for (int64_t j = 0; j < group * size; j += LANES) store(queries + i * group * size + j, load(from + j) * factor);
-    }
-    attend(&cache, kv_head, count, step->positions[span->first], queries, out, out + group * count * size);
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < group * size; j += BLOCK) {
-            const float *from = out + i * group * size + j;
-            put_block(&room->heads, span->first + i, kv_head * group * size + j, load(from), load(from + LANES));
-        }
+    const int64_t group = s->heads / s->kv_heads, rows = divided->count * s->heads, size = s->head_dim;
+    const Part first = part_at(room->parts + divided->at, rows, size);
+    for (int64_t i = 0; i < divided->count * group; i++)
+        join(&first, kv_head * divided->count * group + i, divided->parts, part_floats(rows, size), size, &room->heads,
+             divided->first + i / group, (kv_head * group + i % group) * size);
 }
 
-static int64_t cut_spans(const Step *step, Span *spans)
+static void attend_item(const Stack *s, const Layer *layer, const Step *step, const Room *room, const Item *item,
+                        float *scratch)
 {
-    int64_t count = 0;
-    for (int64_t r = 0; r < step->sequences; r++)
-        for (int64_t first = step->query_start[r]; first < step->query_start[r + 1]; first += MOST_QUERIES) {
-            int64_t end = step->query_start[r + 1], last = first + MOST_QUERIES < end ? first + MOST_QUERIES : end;
-            spans[count++] = (Span){r, first, last};
+    const int64_t group = s->heads / s->kv_heads, size = s->head_dim, count = item->count;
+    const int64_t width = (s->heads + 2 * s->kv_heads) * size, rows = (item->kv_to - item->kv_from) * count * group;
+    Cache cache = {layer->keys, layer->values, step->tables + item->sequence * step->table_width,
+                   s->page_size, s->kv_heads, size, s->heads};
+    float *queries = scratch, *own = queries + rows * size, *to = queries;
+    for (int64_t kv_head = item->kv_from; kv_head < item->kv_to; kv_head++)
+        for (int64_t i = 0; i < count; i++, to += group * size) {
+            const float *from = room->projected + (item->first + i) * width + kv_head * group * size;
+            memcpy(to, from, sizeof(float) * group * size);
         }
-    return count;
+    const Part part = part_at(item->at < 0 ? own : room->parts + item->at, rows, size);
+    attend(&cache, item, step->positions[item->first], queries, &part, own + part_floats(rows, size));
+    for (int64_t i = 0; item->at < 0 && i < rows; i++)
+        join(&part, i, 1, 0, size, &room->heads, item->first + i / group, (item->kv_from * group + i % group) * size);
 }
 
 // Products of some tiles with all tokens; stored, or added to what is there.
@@ -210,9 +188,9 @@ static void gated(const Weight *weight, const Tokens *x, int64_t count, int64_t 
 void outrider_stack(const Stack *s, const Step *step, char *base, int64_t threads)
 {
     Team team = {.size = (int)threads};
-    const Room room = lay_out(s, step->tokens, threads, base);
-    const int64_t count = step->tokens, spans = cut_spans(step, room.spans);
-    const int64_t scratch = attention_scratch(s->heads / s->kv_heads, s->head_dim);
+    const Room room = lay_out(s, step, threads, base);
+    const Division sizes = divide(s, step, room.items, room.divided);
+    const int64_t count = step->tokens, scratch = attention_scratch(s->heads, s->kv_heads, s->head_dim);
 #pragma omp parallel num_threads(team.size)
     {
         Member member = {&team, 0};
@@ -230,9 +208,13 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
             meet(&member);
             SHARE(&member, count, token) turn_and_keep(s, layer, step, &room, token);
             meet(&member);
-            SHARE(&member, spans * s->kv_heads, item)
-                attend_span(s, layer, step, &room, room.spans + item / s->kv_heads, item % s->kv_heads, own);
+            SHARE(&member, sizes.items, item) attend_item(s, layer, step, &room, room.items + item, own);
             meet(&member);
+            if (sizes.divided) {
+                SHARE(&member, sizes.divided * s->kv_heads, i)
+                    join_parts(s, &room, room.divided + i / s->kv_heads, i % s->kv_heads);
+                meet(&member);
+            }
             SHARE(&member, layer->output.rows / LANES, tile)
                 project(&layer->output, &room.heads, count, tile, room.stream, 1);
             meet(&member);

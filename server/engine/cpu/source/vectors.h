@@ -44,6 +44,44 @@ INLINE float sum_of(Floats v)
 #endif
 }
 
+// The sums of 16 vectors: their halves and quarters are added side by side, not one vector after the other.
+INLINE Floats sums_of(const Floats *v)
+{
+#if defined(__AVX512F__)
+    __m512 pairs[8], quads[4], halves[2];
+    for (int i = 0; i < 8; i++) {
+        __m512 a = (__m512)v[2 * i], b = (__m512)v[2 * i + 1];
+        pairs[i] = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512d a = (__m512d)pairs[2 * i], b = (__m512d)pairs[2 * i + 1];
+        quads[i] = (__m512)_mm512_unpacklo_pd(a, b) + (__m512)_mm512_unpackhi_pd(a, b);
+    }
+    // quads[i] now holds, in each of its quarters, a part of the sums 4 * i to 4 * i + 3.
+    for (int i = 0; i < 2; i++) {
+        __m512 a = quads[2 * i], b = quads[2 * i + 1];
+        halves[i] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+    }
+    return (Floats)(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88) + _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+#else
+    __m256 parts[LANES / 8];
+    for (int i = 0; i < LANES / 8; i++) {
+        __m256 eight[8], four[4];
+        for (int j = 0; j < 8; j++) {
+            __m256 whole[2];
+            memcpy(whole, v + 8 * i + j, sizeof whole);
+            eight[j] = whole[0] + whole[1];
+        }
+        for (int j = 0; j < 4; j++) four[j] = _mm256_hadd_ps(eight[2 * j], eight[2 * j + 1]);
+        __m256 first = _mm256_hadd_ps(four[0], four[1]), last = _mm256_hadd_ps(four[2], four[3]);
+        parts[i] = _mm256_permute2f128_ps(first, last, 0x20) + _mm256_permute2f128_ps(first, last, 0x31);
+    }
+    Floats sums;
+    memcpy(&sums, parts, sizeof sums);
+    return sums;
+#endif
+}
+
 INLINE float largest_of(Floats v)
 {
 #if defined(__AVX512F__)
@@ -58,9 +96,34 @@ INLINE float largest_of(Floats v)
 // bfloat16: the upper half of a float, rounded to nearest, ties to even. Infinity stays; NaN stays NaN.
 INLINE Floats load_bf16(const uint16_t *from)
 {
+#if defined(__AVX512F__)
+    // The compiler's own conversion takes it apart into halves.
+    return (Floats)((Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)) << 16);
+#else
     HalfWords v;
     memcpy(&v, from, sizeof v);
     return (Floats)(__builtin_convertvector(v, Words) << 16);
+#endif
+}
+
+// 32 numbers, those of even and of odd places apart: a shift and a mask, where loading them in order takes four steps.
+typedef struct {
+    Floats even, odd;
+} Pairs;
+
+INLINE Pairs pairs_of(Words bf16) { return (Pairs){(Floats)(bf16 << 16), (Floats)(bf16 & 0xffff0000u)}; }
+INLINE Pairs load_pairs(const uint16_t *from) { return pairs_of((Words)load_bytes(from)); }
+
+INLINE Pairs take_apart(Floats low, Floats high)
+{
+    return (Pairs){__builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                   __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+}
+
+INLINE void put_together(Pairs pairs, Floats *low, Floats *high)
+{
+    *low = __builtin_shufflevector(pairs.even, pairs.odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    *high = __builtin_shufflevector(pairs.even, pairs.odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
 INLINE void store_bf16(uint16_t *to, Floats v)
