@@ -93,17 +93,19 @@ class InProcessEngine:
         assert self.link.stats is not None
         return self.link.stats
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: Any) -> Answers:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, first_seed: int = 0, **params: Any
+    ) -> Answers:
         """Continue prompts together, greedily unless `params` (fields of SamplingParams) say otherwise.
 
-        A prompt's seed is its place in the list: acceptance drawn by lot is then the same in every run.
+        A prompt's seed is `first_seed` plus its place: acceptance drawn by lot is then the same in every run.
 
         Raises:
             UserError: the engine could not run one of them.
         """
         started = time.perf_counter()
         ids = [next(self._ids) for _ in prompts]
-        for seed, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        for seed, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True), first_seed):
             sampling = SamplingParams(**{"max_tokens": max_tokens, "seed": seed, "temperature": 0.0} | params)
             self.link.inbox.append(EngineRequest(request_id, list(prompt), sampling, arrived=float(request_id)))
         while len(self.link.ended) < len(ids):

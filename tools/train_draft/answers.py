@@ -37,7 +37,7 @@ def read_answers(files: Sequence[Path]) -> Iterator[Answer]:
 
 
 def write_answers(
-    settings: Settings, prompts: Path, out: Path, max_tokens: int, shard: tuple[int, int], progress: Progress
+    settings: Settings, prompts: Sequence[Path], out: Path, max_tokens: int, shard: tuple[int, int], progress: Progress
 ) -> None:
     """Answer prompts and append them to `out`; lines that are there already are not made again.
 
@@ -52,9 +52,10 @@ def write_answers(
     tokenizer = load_tokenizer(locate(settings.model), settings.tokenizer)
     engine = InProcessEngine(settings)
     longest = engine.plan.max_model_len - max_tokens
-    ids = [prompt for prompt in read_prompts(prompts, tokenizer) if len(prompt) <= longest][shard[0] :: shard[1]]
+    every = [prompt for file in prompts for prompt in read_prompts(file, tokenizer, shard)]
+    ids = [prompt for prompt in every if len(prompt) <= longest]
     done = out.read_bytes().count(b"}\n") if out.exists() else 0
-    size = 2 * settings.max_num_seqs
+    size = 4 * settings.max_num_seqs
     bar = progress.add_task("answering", total=len(ids), completed=done)
     with out.open("a") as file:
         for chunk in range(done // size, -(-len(ids) // size)):
@@ -65,6 +66,7 @@ def write_answers(
                 max_tokens,
                 stop_token_ids=tokenizer.eos_token_ids,
                 temperature=0.7 if sampled else 0.0,
+                first_seed=chunk * size,
             )
             for prompt, answer in zip(batch, made.token_ids, strict=True):
                 file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")

@@ -41,14 +41,14 @@ class Window:
     @classmethod
     def over(cls, first: Tensor, anchors: int, length: int) -> Window:
         """From `first` [B] on, in sequences of up to `length` tokens."""
-        positions = (first[:, None] + torch.arange(anchors)).clamp(max=length - 1)
-        hidden = torch.arange(length) > positions[..., None]
-        mask = torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill(hidden, float("-inf"))
+        positions = (first[:, None] + torch.arange(anchors, device=first.device)).clamp(max=length - 1)
+        hidden = torch.arange(length, device=first.device) > positions[..., None]
+        mask = torch.zeros(hidden.shape, dtype=torch.bfloat16, device=first.device).masked_fill(hidden, float("-inf"))
         return cls(positions, mask[:, None, None])
 
     def of(self, x: Tensor) -> Tensor:
         """[B, L, …] -> [B, A, …]."""
-        return x[torch.arange(len(x))[:, None], self.positions]
+        return x[torch.arange(len(x), device=x.device)[:, None], self.positions]
 
 
 @dataclass
@@ -89,7 +89,9 @@ class ChainAttention(nn.Module):
         """
         rows, anchors, _ = x.shape
         positions = window.positions + step
-        source, places = (x, positions) if context is None else (context, torch.arange(context.shape[1])[None])
+        source, places = (
+            (x, positions) if context is None else (context, torch.arange(context.shape[1], device=x.device)[None])
+        )
         past.keys.append(self._turn(self._split(self.k_proj(source), self.kv_heads), places))
         past.values.append(self._split(self.v_proj(source), self.kv_heads))
         group = self.heads // self.kv_heads

@@ -14,12 +14,15 @@ from rich.progress import Progress
 from server.checkpoint.locate import locate
 from server.config import Settings
 from server.engine.models.config import ModelConfig
+from server.engine.plan import make_plan
 from server.errors import UserError
 from tools.train_draft.answers import write_answers
 from tools.train_draft.batches import Batches
+from tools.train_draft.capture import capture_in_memory, capture_to_folder
 from tools.train_draft.eagle3_head import Eagle3Head
-from tools.train_draft.hidden import HiddenFolder, capture
+from tools.train_draft.hidden import HiddenStates
 from tools.train_draft.mtp_head import FeedForward, MTPHead
+from tools.train_draft.own_prompts import write_own_prompts
 from tools.train_draft.target_weights import TargetWeights
 from tools.train_draft.train import Recipe, Training
 from tools.train_draft.unroll import Head, TargetEnds
@@ -35,13 +38,22 @@ def parse(arguments: Sequence[str]) -> Command:
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument("--model", help="the target: a folder, a .gguf file or a hub id (the embedded model)")
     model.add_argument("--dtype", default="auto", help="of the target (auto)")
+    model.add_argument("--device", default="auto", help="cpu or cuda (auto: a GPU where there is one)")
+    model.add_argument("--memory", type=float, help="share of a GPU's memory that an engine takes")
 
     answer = commands.add_parser("answer", parents=[model], help="answer prompts with the target")
-    answer.add_argument("--prompts", type=Path, required=True, help="JSON Lines")
+    answer.add_argument("--prompts", type=Path, nargs="+", required=True, help="JSON Lines")
     answer.add_argument("--out", type=Path, required=True, help="JSON Lines; an interrupted run goes on")
     answer.add_argument("--max-tokens", type=int, default=256, help="of one answer (256)")
     answer.add_argument("--batch", type=int, default=64, help="answers at a time (64)")
     answer.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt from the I-th on (0/1)")
+
+    ask = commands.add_parser("ask", parents=[model], help="let the target make up prompts")
+    ask.add_argument("--count", type=int, required=True, help="prompts")
+    ask.add_argument("--out", type=Path, required=True, help="JSON Lines; an interrupted run goes on")
+    ask.add_argument("--without", type=Path, nargs="+", default=[], help="files of prompts that must not occur")
+    ask.add_argument("--batch", type=int, default=64, help="prompts at a time (64)")
+    ask.add_argument("--seed", type=int, default=0, help="of the draw: another for each process (0)")
 
     hidden = commands.add_parser("hidden", parents=[model], help="compute the target's hidden states")
     hidden.add_argument("--answers", type=Path, nargs="+", required=True)
@@ -50,7 +62,12 @@ def parse(arguments: Sequence[str]) -> Command:
 
     train = commands.add_parser("train", parents=[model], help="train a head")
     train.add_argument("--method", choices=("eagle3", "mtp"), required=True)
-    train.add_argument("--hidden", type=Path, nargs="+", required=True, help="folders that `hidden` wrote")
+    source = train.add_mutually_exclusive_group(required=True)
+    source.add_argument("--hidden", type=Path, nargs="+", help="folders that `hidden` wrote")
+    source.add_argument(
+        "--answers", type=Path, nargs="+", help="files that `answer` wrote: hidden states are kept in memory"
+    )
+    train.add_argument("--boundaries", type=int, nargs="+", help="with --answers: as for `hidden`")
     train.add_argument("--out", type=Path, required=True, help="a folder; an interrupted run goes on")
     train.add_argument("--draft-vocab", type=int, default=8192, help="tokens that the head scores (8192)")
     train.add_argument("--steps", type=int, default=3, help="drafts that it is unrolled for (3)")
@@ -71,11 +88,17 @@ def parse(arguments: Sequence[str]) -> Command:
     report.add_argument("--max-tokens", type=int, default=128, help="of one answer (128)")
     report.add_argument("--batch", type=int, default=16)
     asked = parser.parse_args(arguments)
-    return {"answer": _answer, "hidden": _hidden, "train": _train, "report": _report}[asked.command](asked)
+    return {"ask": _ask, "answer": _answer, "hidden": _hidden, "train": _train, "report": _report}[asked.command](asked)
 
 
 def _settings(asked: argparse.Namespace, **more: Any) -> Settings:
-    return Settings.model_validate({"model": asked.model, "dtype": asked.dtype} | more)
+    named = {"model": asked.model, "dtype": asked.dtype, "device": asked.device}
+    return Settings.model_validate(named | {"gpu_memory_utilization": asked.memory} | more)
+
+
+def _ask(asked: argparse.Namespace) -> Command:
+    settings = _settings(asked, max_num_seqs=asked.batch)
+    return lambda bar: write_own_prompts(settings, asked.count, asked.out, asked.seed, asked.without, bar)
 
 
 def _answer(asked: argparse.Namespace) -> Command:
@@ -86,26 +109,39 @@ def _answer(asked: argparse.Namespace) -> Command:
 
 
 def _hidden(asked: argparse.Namespace) -> Command:
+    boundaries = _boundaries(asked)
+    return lambda bar: capture_to_folder(_settings(asked), asked.answers, asked.out, boundaries, bar)
+
+
+def _boundaries(asked: argparse.Namespace) -> list[int]:
     layers = ModelConfig.from_hf(locate(asked.model).config).num_layers
-    boundaries = sorted(asked.boundaries or (layers // 3, layers * 2 // 3, layers))
-    return lambda bar: capture(_settings(asked), asked.answers, asked.out, boundaries, bar)
+    return sorted(asked.boundaries or (layers // 3, layers * 2 // 3, layers))
 
 
 def _train(asked: argparse.Namespace) -> Command:
+    return lambda bar: _run_training(asked, bar)
+
+
+def _run_training(asked: argparse.Namespace, bar: Progress) -> None:
     torch.manual_seed(asked.seed)
     checkpoint = locate(asked.model)
     weights = TargetWeights(checkpoint)
     target = ModelConfig.from_hf(checkpoint.config)
-    folders = HiddenFolder.open(asked.hidden)
-    batches = Batches(folders, target.hidden_size, asked.tokens, asked.seed)
+    device = make_plan(_settings(asked)).target.device
+    if asked.answers:
+        states = [capture_in_memory(_settings(asked), asked.answers, _boundaries(asked), bar)]
+    else:
+        states = [HiddenStates.open(folder) for folder in asked.hidden]
+    batches = Batches(states, target.hidden_size, asked.tokens, asked.seed, device)
     vocab, share = frequent_tokens(batches.training, target.vocab_size, min(asked.draft_vocab, target.vocab_size))
     state = asked.out / "state.pt"
     if state.exists():
         # More data may have come since: the head keeps the vocabulary that it began with.
-        vocab = torch.load(state, weights_only=True)["head"]["vocab"]
-    head = _head(asked, target, folders[0].boundaries, vocab)
+        vocab = torch.load(state, weights_only=True, map_location="cpu")["head"]["vocab"]
+    head = _head(asked, target, states[0].boundaries, vocab)
     head.start_from(weights, batches.load(batches.training[:8]))
-    ends = TargetEnds(weights.embedding.bfloat16(), weights.head[vocab].bfloat16())
+    head.to(device)
+    ends = TargetEnds(weights.embedding.bfloat16().to(device), weights.head[vocab].bfloat16().to(device))
     recipe = Recipe(
         asked.epochs,
         asked.minutes,
@@ -125,8 +161,7 @@ def _train(asked: argparse.Namespace) -> Command:
         "arguments": {name: str(value) for name, value in vars(asked).items()},
     }
     (asked.out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
-    training = Training(head, batches, ends, recipe, dict(checkpoint.config), asked.out)
-    return training.run
+    Training(head, batches, ends, recipe, dict(checkpoint.config), asked.out).run(bar)
 
 
 def _head(asked: argparse.Namespace, target: ModelConfig, boundaries: tuple[int, ...], vocab: torch.Tensor) -> Head:

@@ -104,8 +104,8 @@ class Eagle3Head(nn.Module):
         out: dict[str, Tensor] = {}
         for name, tensor in self.named_parameters():
             out[f"midlayer.{name}" if name.split(".")[0] in layer else name] = tensor.detach().bfloat16()
-        out["d2t"] = self.vocab - torch.arange(len(self.vocab))
-        mask = torch.zeros(self.target.vocab_size, dtype=torch.bool)
+        out["d2t"] = self.vocab - torch.arange(len(self.vocab), device=self.vocab.device)
+        mask = torch.zeros(self.target.vocab_size, dtype=torch.bool, device=self.vocab.device)
         mask[self.vocab] = True
         out["t2d"] = mask
         return out

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
+from server.engine.loading.save import save_tensors
 from tools.train_draft.unroll import Head
 
 
@@ -20,6 +19,6 @@ def export(head: Head, target: dict[str, Any], folder: Path) -> None:
         folder: made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in head.tensors().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in head.tensors().items()}
+    save_tensors(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(head.config(target), indent=2) + "\n")

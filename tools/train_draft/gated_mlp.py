@@ -52,17 +52,20 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same."""
         flat = x.flatten(0, -2)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             scores = F.linear(flat.float(), self.gate.weight).sigmoid()
         ids = (scores + self.gate.e_score_correction_bias).topk(self.top_k, -1).indices
         weights = scores.gather(1, ids)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         out = self.shared_experts(flat).float()
-        for number, expert in enumerate(self.experts):
-            rows, places = (ids == number).nonzero(as_tuple=True)
-            self.gate.load[number] += len(rows)
-            if len(rows):
-                out = out.index_add(0, rows, expert(flat[rows]).float() * weights[rows, places, None])
+        # By expert, so that each one's tokens lie behind each other, and one wait for the device counts them all.
+        order = ids.flatten().argsort(stable=True)
+        rows = order // self.top_k
+        load = ids.flatten().bincount(minlength=len(self.experts))
+        self.gate.load += load
+        parts = flat[rows].split(load.tolist())
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        out = out.index_add(0, rows, made.float() * weights.flatten()[order, None])
         mixed: Tensor = out.view(x.shape)
         return mixed
 

@@ -80,11 +80,11 @@ class MTPHead(nn.Module):
         self.head.copy_(weights.head[self.vocab])
         norm = weights["model.norm.weight"]
         stream = batch.aux[..., -hidden:].float() if batch.aux.shape[-1] else torch.ones_like(batch.final).float()
-        inside = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+        inside = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) < batch.lengths[:, None]
         # All is made smaller by one factor, which the norms do not see: or the token's embedding, which enters beside
         # the hidden state here, would need weights far larger than a learning rate reaches.
-        smaller = _STREAM / _rms(stream[inside]).median()
-        size = _STREAM * _rms(batch.final[inside].float()).median()
+        smaller = _STREAM / _rms(stream[inside]).median().item()
+        size = _STREAM * _rms(batch.final[inside].float()).median().item()
         self.eh_proj.weight[:, :hidden].normal_(std=0.02)
         self.eh_proj.weight[:, hidden:] = torch.diag(size * norm.sign() / norm.abs().clamp(min=0.3))
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -102,8 +102,10 @@ class MTPHead(nn.Module):
             for number, part in enumerate(parts):
                 weight = getattr(part, name).weight
                 weight = weight.mT if name == "down_proj" else weight
-                begin = 0 if number == 0 else len(dense) - self.shape.width
-                weight.copy_(dense[begin : begin + len(weight)])
+                begin = 0 if number == 0 else max(0, len(dense) - self.shape.width)
+                piece = dense[begin : begin + len(weight)]
+                # Where a part is wider than the target's, the rest of it starts by chance.
+                weight[: len(piece)] = piece
                 if number:
                     # Alike, they would learn alike.
                     weight.add_(torch.randn_like(weight) * 0.1 * dense.std())

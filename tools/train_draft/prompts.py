@@ -13,8 +13,13 @@ from server.checkpoint.tokenizer import TokenizerFiles
 from server.errors import UserError
 
 
-def read_prompts(file: Path, tokenizer: TokenizerFiles) -> list[list[int]]:
+def read_prompts(file: Path, tokenizer: TokenizerFiles, shard: tuple[int, int] = (0, 1)) -> list[list[int]]:
     """The token ids of each line's prompt.
+
+    Args:
+        file: JSON Lines.
+        tokenizer: the target's.
+        shard: (i, n) takes every n-th line from the i-th on.
 
     Raises:
         UserError: the file cannot be read, a line is not a prompt, or messages meet a model without a chat template.
@@ -24,7 +29,7 @@ def read_prompts(file: Path, tokenizer: TokenizerFiles) -> list[list[int]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
     prompts: list[Sequence[dict[str, str]] | str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in list(enumerate(lines, 1))[shard[0] :: shard[1]]:
         if not line.strip():
             continue
         try:
@@ -37,24 +42,29 @@ def read_prompts(file: Path, tokenizer: TokenizerFiles) -> list[list[int]]:
             ) from None
     if not prompts:
         raise UserError(f"{file}: holds no prompts")
-    template: Any = None
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        template = _chat_template(tokenizer)
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else str(template.render(tokenizer.special_tokens, messages=prompt, add_generation_prompt=True))
+    messages = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    rendered = iter(render(tokenizer, messages) if messages else ())
+    encode = tokenizer.tokenizer.encode
+    return [
+        encode(prompt).ids if isinstance(prompt, str) else encode(next(rendered), add_special_tokens=False).ids
         for prompt in prompts
     ]
-    chat = [not isinstance(prompt, str) for prompt in prompts]
+
+
+def render(tokenizer: TokenizerFiles, conversations: Sequence[Sequence[dict[str, str]]]) -> list[str]:
+    """The chat template's text of each conversation, up to where the answer begins.
+
+    Raises:
+        UserError: the model has no chat template.
+    """
+    template = _chat_template(tokenizer)
     return [
-        tokenizer.tokenizer.encode(text, add_special_tokens=not rendered).ids
-        for text, rendered in zip(texts, chat, strict=True)
+        str(template.render(tokenizer.special_tokens, messages=messages, add_generation_prompt=True))
+        for messages in conversations
     ]
 
 
 def _chat_template(tokenizer: TokenizerFiles) -> Any:
-    """Compiled once: it makes the text of messages, up to where the answer begins."""
     source = tokenizer.chat_templates.get("default")
     if source is None:
         raise UserError('this model has no chat template: give {"prompt": "…"} instead of messages')

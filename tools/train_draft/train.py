@@ -18,7 +18,8 @@ from tools.train_draft.batches import Batches, TrainingBatch
 from tools.train_draft.export import export
 from tools.train_draft.unroll import Head, TargetEnds, Unrolled, unroll
 
-_SAVE_SECONDS = 300.0
+_SAVE_SECONDS, _SAVE_SHARE = 60.0, 0.05
+"""The least time between two checkpoints, and the largest share of the time that they take."""
 _AVERAGE = 0.99
 _WARM_UP = 0.02
 _NOT_TURNED = ("lm_head", "mlp.gate.weight")
@@ -76,12 +77,13 @@ class Training:
         """
         self._head, self._batches, self._ends, self._recipe = head, batches, ends, recipe
         self._target, self._folder = target, folder
+        self._device = ends.embedding.device.type
         self._optimizers = _optimizers(head, recipe)
         self._average = {name: p.detach().clone() for name, p in head.named_parameters()}
         self._state = _State()
         folder.mkdir(parents=True, exist_ok=True)
         if self._file.exists():
-            saved = torch.load(self._file, weights_only=True)
+            saved = torch.load(self._file, weights_only=True, map_location=self._device)
             head.load_state_dict(saved["head"], strict=False)
             for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -92,9 +94,9 @@ class Training:
         return self._folder / "state.pt"
 
     def run(self, progress: Progress) -> None:
-        """Train to the end of the budget; checkpoint and curve are written every five minutes."""
+        """Train to the end of the budget; checkpoint and curve are written on the way."""
         self._head.train()
-        saved = time.monotonic()
+        saved, pause = time.monotonic(), _SAVE_SECONDS
         task = progress.add_task("training", total=1.0)
         progress.update(task, completed=self._spent(len(self._batches.epoch(0))))
         while self._state.epoch < self._recipe.epochs:
@@ -108,9 +110,10 @@ class Training:
                 now = time.monotonic()
                 self._state.seconds += now - started
                 progress.update(task, completed=self._spent(len(epoch)), description=f"loss {losses[-1]:.3f}")
-                if now - saved > _SAVE_SECONDS:
+                if now - saved > pause:
                     self._save(losses)
                     losses, saved = [], time.monotonic()
+                    pause = max(_SAVE_SECONDS, (saved - now) / _SAVE_SHARE)
                 if self._spent(len(epoch)) >= 1:
                     self._save(losses)
                     return
@@ -129,7 +132,7 @@ class Training:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * self._recipe.learning_rate
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self._device, torch.bfloat16):
             weights = self._recipe.step_weights
             loss = unroll(self._head, batch, self._ends, weights[:1] if spent < self._recipe.single else weights).loss
         loss.backward()
@@ -180,7 +183,7 @@ def evaluate(head: Head, batches: Batches, ends: TargetEnds, steps: int) -> dict
     head.eval()
     totals = torch.zeros(2, steps)
     for batch in batches.held_out_batches():
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(ends.embedding.device.type, torch.bfloat16):
             made: Unrolled = unroll(head, batch, ends, [1.0] * steps)
         totals += torch.tensor((made.accepted, made.anchors))
     head.train()

@@ -68,7 +68,7 @@ def unroll(head: Head, batch: TrainingBatch, ends: TargetEnds, weights: Sequence
 @torch.no_grad()
 def _teacher(batch: TrainingBatch, ends: TargetEnds) -> tuple[Tensor, Tensor]:
     """The target's probabilities of draft tokens, [R, Vd] in bf16, and each position's row of them, [B, L]."""
-    at = torch.arange(batch.tokens.shape[1])
+    at = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     inside = (at >= batch.first[:, None]) & (at < batch.lengths[:, None] - 1)
     place = inside.flatten().cumsum(0).view(inside.shape) - 1
     chosen = F.linear(batch.final[inside], ends.head)

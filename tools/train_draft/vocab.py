@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tools.train_draft.hidden import HiddenFolder, Place
+from tools.train_draft.hidden import HiddenStates, Place
 
 
 def frequent_tokens(
-    sequences: Sequence[tuple[HiddenFolder, Place]], vocab_size: int, size: int
+    sequences: Sequence[tuple[HiddenStates, Place]], vocab_size: int, size: int
 ) -> tuple[Tensor, float]:
     """The most frequent tokens of answers; ids that never occur fill up from the lowest, which BPE made first.
 
@@ -24,9 +23,7 @@ def frequent_tokens(
     Returns:
         int64 [Vd], rising, and the share of the answers' tokens among them.
     """
-    counts = np.zeros(vocab_size, np.int64)
-    for folder, place in sequences:
-        answer = folder.tokens[place.start + place.prompt : place.start + place.length]
-        counts += np.bincount(answer, minlength=vocab_size)
-    chosen = np.argsort(-counts, kind="stable")[:size]
-    return torch.from_numpy(np.sort(chosen)), float(counts[chosen].sum() / max(1, counts.sum()))
+    answers = [states.tokens[place.start + place.prompt : place.start + place.length] for states, place in sequences]
+    counts = torch.cat(answers).cpu().bincount(minlength=vocab_size)
+    chosen = counts.sort(descending=True, stable=True).indices[:size]
+    return chosen.sort().values, float(counts[chosen].sum() / counts.sum().clamp(min=1))
