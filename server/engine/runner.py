@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from server.engine.attention.registry import attention_backend
 from server.engine.attention.torch import TorchAttention
@@ -15,7 +16,7 @@ from server.engine.layers.context import BuildContext
 from server.engine.loading.load import load_weights
 from server.engine.models.config import ModelConfig
 from server.engine.models.decoder import CausalLM, build_model
-from server.engine.models.draft import TargetHidden
+from server.engine.models.draft import DraftHidden, TargetHidden
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.models.recurrent import build_recurrent
@@ -78,6 +79,19 @@ def run_whole(runner: ModelRunner[CausalLM], batch: Batch) -> TargetHidden:
             return TargetHidden(*stack(batch.input_ids, batch.positions, batch.step, attention.cache))
     hidden: TargetHidden = runner.model(batch.input_ids, batch.positions, attention.plan(batch.step))
     return hidden
+
+
+def run_head(runner: ModelRunner[Eagle3Draft | MTPDraft], hidden: Tensor, batch: Batch, step: int) -> DraftHidden:
+    """The same for a head; see `RecurrentDraft`."""
+    model, attention = runner.model, runner.attention
+    stack = model.stack if isinstance(model, Eagle3Draft) else None
+    if stack is not None and isinstance(attention, TorchAttention) and attention.cache is not None:
+        if runner.setup.forms.packed_for(len(hidden)):
+            output, stream = stack(batch.input_ids, batch.positions, batch.step, attention.cache, hidden)
+            assert isinstance(model, Eagle3Draft) and stream is not None
+            return DraftHidden(output, output if model.config.norm_output else stream)
+    made: DraftHidden = model(hidden, batch.input_ids, batch.positions, attention.plan(batch.step), step)
+    return made
 
 
 def build_context(setup: ModelSetup) -> BuildContext:

@@ -9,28 +9,27 @@ from torch import Tensor
 
 from server.engine.request import Draft
 from server.engine.step import DraftRow
-from server.spec.choice import DraftChoice
+
+Pick = Callable[[Tensor, Sequence[DraftRow], int], tuple[Tensor, Tensor | None]]
+"""([R, H], their rows, tokens drafted so far) -> int64 [R] of the target's ids, and the distribution [R, V] that
+they were drawn from in float64, or None where they are the most probable ones."""
 
 
 def draft_chain(
     rows: Sequence[DraftRow],
     limits: Sequence[int],
-    choice: DraftChoice,
     output: Tensor,
-    logits: Callable[[Tensor], Tensor],
+    pick: Pick,
     run: Callable[[Sequence[DraftRow], Tensor, int], Tensor],
-    target_ids: Tensor | None = None,
 ) -> list[Draft]:
     """Draft `limits[i]` tokens for `rows[i]`. Drafted ids stay on the device until all are there.
 
     Args:
         rows: R rows, longest draft first: those that still draft are always the leading ones.
         limits: R numbers, at least 1, descending.
-        choice: how a token is chosen.
         output: [R, H], what gives the first token's logits.
-        logits: [R, H] -> [R, V] over the target's vocabulary.
+        pick: chooses a token for each row.
         run: (leading rows, their newest ids, tokens drafted so far) -> the next output.
-        target_ids: int64, the target's id of each column where the logits are not over its vocabulary; greedy only.
 
     Returns:
         One a row.
@@ -41,8 +40,8 @@ def draft_chain(
         live = [row for row, limit in zip(rows, limits, strict=True) if limit > ahead]
         if ahead:
             output = run(live, columns[-1][: len(live)], ahead)
-        ids, distribution = choice.pick(logits(output[: len(live)]), [row.request for row in live], ahead)
-        columns.append(ids if target_ids is None else target_ids[ids])
+        ids, distribution = pick(output[: len(live)], live, ahead)
+        columns.append(ids)
         if distribution is not None:
             shares.append(distribution)
     drafted = [column.tolist() for column in columns]

@@ -1,4 +1,4 @@
-"""How a draft model's logits become the next drafted token."""
+"""How a draft's logits become the next drafted token where it is drawn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class DraftChoice:
 
     probabilistic: bool
 
-    def pick(self, logits: Tensor, requests: Sequence[Request], ahead: int) -> tuple[Tensor, Tensor | None]:
-        """Choose one token a row.
+    def draw(self, logits: Tensor, requests: Sequence[Request], ahead: int) -> tuple[Tensor, Tensor]:
+        """Draw one token a row.
 
         Args:
             logits: [R, V] over the target's vocabulary.
@@ -27,11 +27,9 @@ class DraftChoice:
             ahead: tokens drafted before this one.
 
         Returns:
-            Ids [R] int64, and the distribution [R, V] float64 that they were drawn from, or None when greedy.
+            Ids [R] int64, and the distribution [R, V] float64 that they were drawn from.
         """
         best = logits.max(-1).indices
-        if not self.probabilistic:
-            return best, None
         device = logits.device
         temperatures = torch.tensor([max(request.params.temperature, 1e-5) for request in requests], device=device)
         shares = torch.softmax(logits.double() / temperatures[:, None], -1)

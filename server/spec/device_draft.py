@@ -76,10 +76,7 @@ class RecurrentDeviceDraft:
         return self._model(hidden, ids.flatten(), at.positions, plan_of(self._runner.attention, at.step), step)
 
     def _choose(self, output: Tensor) -> Tensor:
-        logits, ids = self._model.logits(output), self._model.target_ids
-        if ids is None:
-            return logits[:, : self._vocab_size].max(-1).indices
-        return ids[logits.max(-1).indices]
+        return self._model.highest(output, self._vocab_size)
 
 
 class ModelDeviceDraft:
@@ -119,4 +116,4 @@ class ModelDeviceDraft:
         return hidden.final
 
     def _choose(self, output: Tensor) -> Tensor:
-        return self._runner.model.logits(output)[:, : self._vocab_size].max(-1).indices
+        return self._runner.model.highest(output, self._vocab_size)

@@ -54,9 +54,7 @@ class DraftModelProposer:
         last = torch.tensor(
             [end - 1 for end in batch.step.query_start[1 : len(live) + 1]], dtype=torch.int64, device=output.device
         )
-        chain = draft_chain(
-            [rows[i] for i in live], [limits[i] for i in live], self._choice, output[last], self._logits, self._run
-        )
+        chain = draft_chain([rows[i] for i in live], [limits[i] for i in live], output[last], self._pick, self._run)
         for i, draft in zip(live, chain, strict=True):
             drafts[i] = draft
             # The last drafted token itself was not run.
@@ -68,8 +66,11 @@ class DraftModelProposer:
         self.propose([replace(row, limit=0) for row in rows if row.in_prompt], hidden)
         return [NO_DRAFT] * len(rows)
 
-    def _logits(self, output: Tensor) -> Tensor:
-        return self.runner.model.logits(output)[:, : self._vocab_size]
+    def _pick(self, output: Tensor, rows: Sequence[DraftRow], ahead: int) -> tuple[Tensor, Tensor | None]:
+        model = self.runner.model
+        if not self._choice.probabilistic:
+            return model.highest(output, self._vocab_size), None
+        return self._choice.draw(model.logits(output)[:, : self._vocab_size], [row.request for row in rows], ahead)
 
     def _run(self, rows: Sequence[DraftRow], ids: Tensor, ahead: int) -> Tensor:
         # `Span` wants ids, which are on the device already: only places are made here.

@@ -20,7 +20,7 @@ from server.engine.models.draft import DraftHidden, RecurrentDraft, TargetHidden
 from server.engine.models.eagle3 import Eagle3Draft
 from server.engine.models.mtp import MTPDraft
 from server.engine.request import NO_DRAFT, Draft
-from server.engine.runner import ModelRunner
+from server.engine.runner import ModelRunner, run_head
 from server.engine.step import DraftRow
 from server.spec.chain import draft_chain
 from server.spec.choice import DraftChoice
@@ -79,11 +79,9 @@ class RecurrentProposer:
         chain = draft_chain(
             [rows[i] for i in live],
             [limits[i] for i in live],
-            self._choice,
             made.output[last],
-            self._logits,
+            self._pick,
             run,
-            None if self._choice.probabilistic else self._model.target_ids,
         )
         for i, draft in zip(live, chain, strict=True):
             drafts[i] = draft
@@ -124,9 +122,7 @@ class RecurrentProposer:
         return torch.tensor([i for indices in taken for i in indices], device=self.runner.setup.device)
 
     def _forward(self, hidden: Tensor, batch: Batch, step: int) -> DraftHidden:
-        plan = self.runner.attention.plan(batch.step)
-        made: DraftHidden = self._model(hidden, batch.input_ids, batch.positions, plan, step)
-        return made
+        return run_head(self.runner, hidden, batch, step)
 
     def _kept(self, row: DraftRow) -> int:
         """Tokens of the step that the head takes in: those kept, whose next token is known, within its positions."""
@@ -136,16 +132,16 @@ class RecurrentProposer:
         following = row.request.tokens[begin + 1 : row.start + 1 + self._kept(row)]
         return Span(row.request.blocks, begin, following)
 
-    def _logits(self, output: Tensor) -> Tensor:
-        """[R, V] over the target's vocabulary; what the head does not know is never drafted.
+    def _pick(self, output: Tensor, rows: Sequence[DraftRow], ahead: int) -> tuple[Tensor, Tensor | None]:
+        if not self._choice.probabilistic:
+            return self._model.highest(output, self._vocab_size), None
+        return self._choice.draw(self._logits(output), [row.request for row in rows], ahead)
 
-        Greedy choice needs no more than the head's own vocabulary: [R, Vd] where it has one.
-        """
+    def _logits(self, output: Tensor) -> Tensor:
+        """[R, V] over the target's vocabulary; what the head does not know is never drafted."""
         logits = self._model.logits(output)
         ids = self._model.target_ids
         if ids is None:
             return logits[:, : self._vocab_size]
-        if not self._choice.probabilistic:
-            return logits
         spread = logits.new_full((len(logits), self._vocab_size), float("-inf"))
         return spread.index_copy_(1, ids, logits)

@@ -31,9 +31,9 @@ class CStack(Structure):
 
     _fields_ = [
         ("layers", POINTER(CLayer)),
-        *((name, c_void_p) for name in ("embedding", "final_norm", "inverse_frequency", "captured")),
+        *((name, c_void_p) for name in ("embedding", "embedding_norm", "final_norm", "inverse_frequency", "captured")),
         *((name, c_int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        *((name, c_int64) for name in ("rotary_dim", "page_size", "captures", "quantized", "plain")),
+        *((name, c_int64) for name in ("rotary_dim", "page_size", "captures", "quantized", "plain", "begins_normed")),
         *((name, c_double) for name in ("eps", "angle_scale")),
     ]
 
@@ -43,7 +43,8 @@ class CStep(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("tokens", "sequences", "table_width")),
-        *((name, c_void_p) for name in ("ids", "positions", "slots", "query_start", "tables", "hidden", "captured")),
+        *((name, c_void_p) for name in ("ids", "positions", "slots", "query_start", "tables")),
+        *((name, c_void_p) for name in ("states", "hidden", "captured")),
     ]
 
 

@@ -1,4 +1,4 @@
-"""All decoder layers of a dense model as one call: no Python, no allocation and no dispatch between its products."""
+"""All decoder layers of a dense model, or of an EAGLE-3 head, as one call: nothing of Python between its products."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class StackParts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    embedding_norm: Tensor | None
+    """[hidden], where the first layer reads the embedding's norm beside that of given hidden states (EAGLE-3)."""
+    begins_normed: bool
+    """Whether the residual stream begins with the norm of these hidden states."""
     capture: Sequence[int]
     """Layer boundaries whose residual stream is kept; they rise."""
 
@@ -90,6 +94,7 @@ class DecoderStack:
         self._stack = CStack(
             layers=layers,
             embedding=parts.embedding.data_ptr(),
+            embedding_norm=None if parts.embedding_norm is None else self._keep(parts.embedding_norm),
             final_norm=self._keep(parts.final_norm),
             inverse_frequency=self._keep(parts.inverse_frequency),
             captured=places.ctypes.data,
@@ -103,6 +108,7 @@ class DecoderStack:
             captures=len(parts.capture),
             quantized=int(bits != {16}),
             plain=int(16 in bits),
+            begins_normed=int(parts.begins_normed),
             eps=parts.eps,
             angle_scale=parts.angle_scale,
         )
@@ -110,7 +116,12 @@ class DecoderStack:
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def __call__(
-        self, input_ids: Tensor, positions: Tensor, step: StepMetadata, cache: PagedCache
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        step: StepMetadata,
+        cache: PagedCache,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run one step and store its keys and values.
 
@@ -119,6 +130,7 @@ class DecoderStack:
             positions: int64 [T].
             step: the rows.
             cache: bfloat16, of these layers.
+            states: bfloat16 [T, hidden], contiguous, the residual stream that a head begins with; None for a model.
 
         Returns:
             bfloat16 [T, hidden] after the final norm, and the captured boundaries [T, n * hidden] or None.
@@ -140,6 +152,7 @@ class DecoderStack:
             slots=step.slot_mapping.data_ptr(),
             query_start=starts.ctypes.data,
             tables=tables.data_ptr(),
+            states=None if states is None else states.data_ptr(),
             hidden=out.data_ptr(),
             captured=None if aux is None else aux.data_ptr(),
         )

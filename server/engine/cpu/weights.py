@@ -55,6 +55,7 @@ class PackedWeight:
         x = _rows(x)
         out = torch.full((len(x),), -1)
         room = torch.empty(library.product_room(len(x), self.columns), dtype=torch.uint8)
+        limit = min(limit, self.rows)
         library.best(
             self.described, x.data_ptr(), x.stride(0), len(x), limit, out.data_ptr(), room.data_ptr(), _threads()
         )

@@ -118,6 +118,11 @@ class Linear(nn.Module):
             return None
         return self.coded.best(x, limit)
 
+    def highest(self, x: Tensor, limit: int) -> Tensor:
+        """Where the largest of the first `limit` of `scores(x)` is, int64 [T]; of all where there are fewer."""
+        best = self.best(x, limit)
+        return self.scores(x)[:, :limit].max(-1).indices if best is None else best
+
     def gated(self, x: Tensor) -> Tensor:
         """silu(first half) * second half of `forward(x)`, [T, in_features] -> [T, rows / 2]."""
         if self.counters is not None and self.weight is not None and self.bias is None:

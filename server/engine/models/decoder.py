@@ -119,6 +119,10 @@ class CausalLM(nn.Module):
         """The most probable of the first ids for each row, int64 [R]; None where it takes `logits` to know."""
         return self.ends.lm_head.best(hidden, vocab_size)
 
+    def highest(self, hidden: Tensor, vocab_size: int) -> Tensor:
+        """The most probable of the first ids for each row, int64 [R]."""
+        return self.ends.lm_head.highest(hidden, vocab_size)
+
     def weight_targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> the view of parameter memory that it fills; the view's shape is the expected one."""
         targets = self.embed_tokens.weight_targets("model.embed_tokens") if self.embed_tokens is not None else {}

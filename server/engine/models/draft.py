@@ -76,6 +76,9 @@ class RecurrentDraft(Protocol):
     def logits(self, output: Tensor) -> Tensor:
         """[R, H of the draft] -> [R, Vd]."""
 
+    def highest(self, output: Tensor, vocab_size: int) -> Tensor:
+        """The target's id, below `vocab_size`, that `logits` finds most probable: [R, H of the draft] -> int64 [R]."""
+
     def weight_targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> the view of parameter memory that it fills; borrowed modules are not among them."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from server.engine.cpu.stack import DecoderStack
 from server.engine.layers.context import BuildContext
 from server.engine.layers.embedding import VocabEmbedding
 from server.engine.layers.linear import Linear
@@ -22,6 +23,7 @@ from server.engine.models.eagle3_config import Eagle3Config
 from server.engine.models.eagle3_names import canonical_name
 from server.engine.models.finish import finish_layers
 from server.engine.models.layer import DecoderLayer
+from server.engine.models.stack_parts import eagle3_stack
 from server.engine.quantization.format import UNQUANTIZED
 
 _KEPT_ASIDE = frozenset({"d2t", "t2d"})
@@ -126,7 +128,9 @@ class Eagle3Draft(nn.Module):
         if self.embed_tokens is None or self.lm_head is None:
             check_borrowed(borrowed, context)
         # Not as attributes of their own: that would make the target's modules this one's.
-        self._ends = Borrowed(self.embed_tokens or borrowed.embed_tokens, self.lm_head or borrowed.lm_head)
+        self.ends = Borrowed(self.embed_tokens or borrowed.embed_tokens, self.lm_head or borrowed.lm_head)
+        self.stack: DecoderStack | None = None
+        """The layers as one call, where they are packed for it."""
 
     def combine(self, target: TargetHidden) -> Tensor:
         """`fc` of the captured hidden states, [T, H]."""
@@ -141,7 +145,7 @@ class Eagle3Draft(nn.Module):
     def forward(self, hidden: Tensor, input_ids: Tensor, positions: Tensor, plan: Any, step: int) -> DraftHidden:
         """See `RecurrentDraft`; all steps are alike."""
         angles = self.rotary(positions)
-        x, residual = self.first(self._ends.embed_tokens(input_ids), hidden, angles, plan)
+        x, residual = self.first(self.ends.embed_tokens(input_ids), hidden, angles, plan)
         for layer in self.later:
             x, residual = layer(x, residual, angles, plan)
         output, stream = self.norm(x, residual)
@@ -149,8 +153,14 @@ class Eagle3Draft(nn.Module):
 
     def logits(self, output: Tensor) -> Tensor:
         """See `RecurrentDraft`."""
-        out: Tensor = self._ends.lm_head(output)
+        out: Tensor = self.ends.lm_head(output)
         return out
+
+    def highest(self, output: Tensor, vocab_size: int) -> Tensor:
+        """See `RecurrentDraft`."""
+        ids = self.target_ids
+        found = self.ends.lm_head.highest(output, self.config.vocab.size if ids is not None else vocab_size)
+        return found if ids is None else ids[found]
 
     def weight_targets(self) -> dict[str, Tensor]:
         """See `RecurrentDraft`."""
@@ -175,6 +185,7 @@ class Eagle3Draft(nn.Module):
     def finish_loading(self) -> None:
         """See `RecurrentDraft`."""
         finish_layers(self)
+        self.stack = eagle3_stack(self)
 
 
 def _aux_norm(config: Eagle3Config, context: BuildContext) -> AuxNorm | None:

@@ -127,6 +127,10 @@ class MTPDraft(nn.Module):
         out: Tensor = self._ends.lm_head(output)
         return out
 
+    def highest(self, output: Tensor, vocab_size: int) -> Tensor:
+        """See `RecurrentDraft`."""
+        return self._ends.lm_head.highest(output, vocab_size)
+
     def weight_targets(self) -> dict[str, Tensor]:
         """See `RecurrentDraft`."""
         targets: dict[str, Tensor] = {}

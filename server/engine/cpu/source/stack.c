@@ -1,10 +1,11 @@
-// All decoder layers of a dense model in one call: the embedding, the layers over the paged cache, the final norm.
+// All decoder layers of a dense model, or of an EAGLE-3 head, in one call: the embedding, the layers over the paged
+// cache, the final norm.
 #include "attention.h"
 #include "team.h"
 
 typedef struct {
     float *stream, *projected, *cosines, *sines;
-    Tokens narrow, heads, wide;  // of the hidden size, of all heads, of the intermediate size
+    Tokens joined, narrow, heads, wide;  // twice the hidden size, once, all heads, the intermediate size
     Item *items;
     Divided *divided;
     float *parts, *scratch;
@@ -39,6 +40,7 @@ static Room lay_out(const Stack *s, const Step *step, int64_t threads, char *bas
     room.projected = (float *)cut(&room, base, 4 * tokens * (s->heads + 2 * s->kv_heads) * s->head_dim);
     room.cosines = (float *)cut(&room, base, 4 * tokens * s->rotary_dim / 2);
     room.sines = (float *)cut(&room, base, 4 * tokens * s->rotary_dim / 2);
+    if (s->embedding_norm) room.joined = cut_tokens(&room, base, s, tokens, 2 * s->hidden);
     room.narrow = cut_tokens(&room, base, s, tokens, s->hidden);
     room.heads = cut_tokens(&room, base, s, tokens, s->heads * s->head_dim);
     room.wide = cut_tokens(&room, base, s, tokens, s->intermediate);
@@ -62,11 +64,12 @@ INLINE float inverse_norm(const float *x, int64_t size, double eps)
     return 1.0f / sqrtf(sum_of(squares) / size + (float)eps);
 }
 
-static void norm_token(const Stack *s, const float *x, const float *weight, const Tokens *out, int64_t token)
+// The norm of one token, from column `at` on.
+static void norm_token(const Stack *s, const float *x, const float *weight, const Tokens *out, int64_t token, int64_t at)
 {
     float inverse = inverse_norm(x, s->hidden, s->eps);
     for (int64_t i = 0; i < s->hidden; i += BLOCK)
-        put_block(out, token, i, load(x + i) * inverse * load(weight + i),
+        put_block(out, token, at + i, load(x + i) * inverse * load(weight + i),
                   load(x + i + LANES) * inverse * load(weight + i + LANES));
 }
 
@@ -77,10 +80,28 @@ static void capture(const Stack *s, const Step *step, const float *stream, int64
     for (int64_t i = 0; i < s->hidden; i += LANES) store_bf16(to + i, load(stream + token * s->hidden + i));
 }
 
+static void load_line(float *to, const uint16_t *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, load_bf16(from + i));
+}
+
+// What a token's residual stream and the first layer's products begin with.
 static void embed(const Stack *s, const Step *step, const Room *room, int64_t token)
 {
-    const uint16_t *from = s->embedding + step->ids[token] * s->hidden;
-    for (int64_t i = 0; i < s->hidden; i += LANES) store(room->stream + token * s->hidden + i, load_bf16(from + i));
+    float *stream = room->stream + token * s->hidden;
+    load_line(stream, s->embedding + step->ids[token] * s->hidden, s->hidden);
+    const Tokens *out = &room->narrow;
+    if (s->embedding_norm) {
+        out = &room->joined;
+        norm_token(s, stream, s->embedding_norm, out, token, 0);
+        load_line(stream, step->states + token * s->hidden, s->hidden);
+    }
+    norm_token(s, stream, s->layers[0].input_norm, out, token, out->columns - s->hidden);
+    if (s->begins_normed) {
+        float inverse = inverse_norm(stream, s->hidden, s->eps);
+        for (int64_t i = 0; i < s->hidden; i += LANES)
+            store(stream + i, load(stream + i) * inverse * load(s->layers[0].input_norm + i));
+    }
     const int64_t half = s->rotary_dim / 2;
     for (int64_t i = 0; i < half; i++) {
         float angle = (float)step->positions[token] * s->inverse_frequency[i];
@@ -198,13 +219,12 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
         SHARE(&member, count, token) {
             embed(s, step, &room, token);
             capture(s, step, room.stream, 0, token);
-            norm_token(s, room.stream + token * s->hidden, s->layers[0].input_norm, &room.narrow, token);
         }
         meet(&member);
         for (int64_t l = 0; l < s->num_layers; l++) {
             const Layer *layer = s->layers + l;
             SHARE(&member, layer->qkv.rows / LANES, tile)
-                project(&layer->qkv, &room.narrow, count, tile, room.projected, 0);
+                project(&layer->qkv, l || !s->embedding_norm ? &room.narrow : &room.joined, count, tile, room.projected, 0);
             meet(&member);
             SHARE(&member, count, token) turn_and_keep(s, layer, step, &room, token);
             meet(&member);
@@ -219,7 +239,7 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
                 project(&layer->output, &room.heads, count, tile, room.stream, 1);
             meet(&member);
             SHARE(&member, count, token)
-                norm_token(s, room.stream + token * s->hidden, layer->post_norm, &room.narrow, token);
+                norm_token(s, room.stream + token * s->hidden, layer->post_norm, &room.narrow, token, 0);
             meet(&member);
             SHARE(&member, s->intermediate / BLOCK, block)
                 gated(&layer->gate_up, &room.narrow, count, block, &room.wide);
@@ -231,7 +251,7 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
                 const float *x = room.stream + token * s->hidden;
                 capture(s, step, room.stream, l + 1, token);
                 if (l + 1 < s->num_layers) {
-                    norm_token(s, x, s->layers[l + 1].input_norm, &room.narrow, token);
+                    norm_token(s, x, s->layers[l + 1].input_norm, &room.narrow, token, 0);
                     continue;
                 }
                 float inverse = inverse_norm(x, s->hidden, s->eps);
