@@ -1,10 +1,10 @@
 """Where a decode step of the embedded model goes on a CPU, against its linear layers alone.
 
-python benchmarks/cpu_profile.py [--sequences 1,4,8,32] [--context 64] [-- flags such as --cpu-weights packed]
+python benchmarks/cpu_profile.py [--sequences 1,4,8,32] [--context 64,4000] [-- flags such as --cpu-weights packed]
 
 Milliseconds a step, medians: all of the engine's round; the call for all layers; the call for the head with its choice
-of tokens; the products of those weights alone, one after the other; and what reading the weights takes at the bandwidth
-of a large copy in the same run.
+of tokens; the products of those weights alone, one after the other; and what reading the weights and the cached keys
+and values takes at the bandwidth of a large copy in the same run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def main() -> None:
     flags = own[own.index("--") + 1 :] if "--" in own else []
     parser = argparse.ArgumentParser()
     parser.add_argument("--sequences", default="1,4,8,32")
-    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--context", default="64")
     args = parser.parse_args(own[: own.index("--")] if "--" in own else own)
     engine = InProcessEngine(parse_check(flags).settings)
     times: dict[str, list[float]] = {}
@@ -49,20 +50,23 @@ def main() -> None:
     weights = [weight for weight in linears if weight is not None]
     if not weights:
         raise SystemExit("no weight is packed here: see `outrider check`")
-    read = sum(weight.data.nbytes for weight in weights) / measure_bandwidth(torch.device("cpu"))
+    bandwidth = measure_bandwidth(torch.device("cpu"))
+    weight_bytes = sum(weight.data.nbytes for weight in weights)
+    token_bytes = engine.built.target.block_bytes / engine.plan.block_size
     print(f"{torch.get_num_threads()} threads; ms a step, medians of {STEPS}")
-    columns = ("sequences", *times, "rest", "products alone", "reading alone", "tok/s")
+    columns = ("sequences", "context", *times, "rest", "products alone", "reading alone", "tok/s")
     print("".join(f"{name:>16}" for name in columns))
-    for sequences in map(int, args.sequences.split(",")):
-        prompts = [[random.randrange(1000, 40000) for _ in range(args.context)] for _ in range(sequences)]
+    for sequences, context in product(map(int, args.sequences.split(",")), map(int, args.context.split(","))):
+        prompts = [[random.randrange(1000, 40000) for _ in range(context)] for _ in range(sequences)]
         engine.generate(prompts, 2)
         for each in times.values():
             each.clear()
         engine.generate(prompts, STEPS)
         found = [1000 * statistics.median(each) for each in times.values()]
         alone = 1000 * products(weights, sequences)
-        row = (*found, found[0] - found[1] - found[2], alone, 1000 * read, 1000 * sequences / found[0])
-        print(f"{sequences:16}" + "".join(f"{value:16.2f}" for value in row))
+        read = 1000 * (weight_bytes + sequences * context * token_bytes) / bandwidth
+        row = (*found, found[0] - found[1] - found[2], alone, read, 1000 * sequences / found[0])
+        print(f"{sequences:16}{context:16}" + "".join(f"{value:16.2f}" for value in row))
 
 
 def timed(call: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
