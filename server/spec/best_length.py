@@ -14,7 +14,10 @@ _MEMORY = 0.96
 _TRIAL = 4
 """Cycles that another length is tried for."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 12, 768
-"""Cycles between trials; a trial that changes nothing doubles the pause, one that does begins anew."""
+"""Cycles between trials, once each length has been tried; a trial that changes nothing doubles the pause, one that does
+begins anew."""
+_TRIAL_SHARE = 0.01
+"""Of the time: the most that trials may lose, which makes the pause after a costly one longer."""
 _BETTER = 1.03
 """How much more a length must make before it is taken."""
 _OUTLIER = 3.0
@@ -29,7 +32,7 @@ class _Figures:
     seconds: float = 0.0
     cycles: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: float, seconds: float) -> None:
         if self.cycles >= 1:
             seconds = min(seconds, _OUTLIER * self.seconds / self.cycles)
         self.tokens = _MEMORY * self.tokens + tokens
@@ -51,9 +54,19 @@ class _Load:
     trying: int | None = None
     cycles: int = 0
     """Since the current length began."""
-    pause: int = _FIRST_PAUSE
+    tokens: float = 0.0
+    """Of all these cycles."""
+    seconds: float = 0.0
+    pause: int = _TRIAL
     turns: list[int] = field(default_factory=list)
     """Lengths still to try before all have had their turn."""
+
+    def begin(self, trying: int | None) -> None:
+        """Go over to another length to see what it is worth, or back to the best."""
+        self.trying, self.cycles, self.tokens, self.seconds = trying, 0, 0.0, 0.0
+        if trying is not None:
+            # What it was worth long ago says little.
+            self.figures[trying] = _Figures()
 
     @property
     def length(self) -> int:
@@ -77,39 +90,45 @@ class BestLength:
         """The length while so many sequences run."""
         return self._load(running).length
 
-    def learn(self, running: int, length: int, tokens: int, seconds: float) -> None:
+    def learn(self, running: int, length: int, tokens: float, seconds: float) -> None:
         """Take in one cycle.
 
         Args:
             running: sequences of it.
             length: what `choose` said for it.
-            tokens: made in it, over all sequences.
+            tokens: that it was worth, over all sequences.
             seconds: it took.
         """
         load = self._load(running)
         if length != load.length:
             return
-        load.cycles += 1
+        load.cycles, load.tokens, load.seconds = load.cycles + 1, load.tokens + tokens, load.seconds + seconds
         # The first one pays for the change: a draft that rested catches up, and its sequences carry shorter drafts.
         if load.cycles > 1:
             load.figures[length].add(tokens, seconds)
         if load.trying is None and load.cycles > load.pause:
-            load.trying, load.cycles = self._next(load), 0
+            load.begin(self._next(load))
         elif load.trying is not None and load.cycles > _TRIAL:
             self._judge(load)
 
     def _next(self, load: _Load) -> int:
-        """The length whose turn it is: no drafts first, then from long to short."""
+        """The length whose turn it is: those first that nothing is known of; no drafts, then from long to short."""
         if not load.turns:
-            load.turns = [length for length in (0, *range(self._max_tokens, 0, -1)) if length != load.best]
+            lengths = [length for length in (0, *range(self._max_tokens, 0, -1)) if length != load.best]
+            load.turns = sorted(lengths, key=lambda length: load.figures[length].cycles > 0)
         return load.turns.pop(0)
 
     def _judge(self, load: _Load) -> None:
-        tried, load.trying, load.cycles = load.length, None, 0
+        tried, best, again = load.length, load.figures[load.best], 2 * load.pause
+        if best.rate:
+            lost = load.seconds - load.tokens / best.rate
+            again = max(again, int(lost / (_TRIAL_SHARE * best.seconds / best.cycles)))
+        load.begin(None)
         if load.figures[tried].rate > _BETTER * load.figures[load.best].rate:
-            load.best, load.pause, load.turns = tried, _FIRST_PAUSE, []
+            load.best, load.turns, again = tried, [], _FIRST_PAUSE
         else:
-            load.pause = min(2 * load.pause, _LONGEST_PAUSE)
+            again = min(max(again, _FIRST_PAUSE), _LONGEST_PAUSE)
+        load.pause = again if all(figures.cycles for figures in load.figures) else _TRIAL
 
     def _load(self, running: int) -> _Load:
         size = running.bit_length()

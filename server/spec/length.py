@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from server.engine.request import Request
 from server.messages import RequestOutput
 from server.spec.best_length import BestLength
+from server.spec.estimate import AcceptanceEstimate
 from server.spec.settings import BatchSizeRule
 
 
@@ -26,6 +27,7 @@ class DraftLength:
         """
         self._max_tokens = max_tokens
         self._best = BestLength(max_tokens) if adaptive else None
+        self._estimate = AcceptanceEstimate(max_tokens)
         self._rules = rules
         self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
@@ -33,8 +35,15 @@ class DraftLength:
         """Tokens that any request may draft in a step while so many sequences run."""
         return self._max_tokens if self._best is None or not running else self._best.choose(running)
 
-    def learn(self, running: int, length: int, tokens: int, seconds: float) -> None:
-        """Take in what a cycle made and took whose longest draft was to be `length`; see `BestLength.learn`."""
+    def expected(self, output: RequestOutput) -> float:
+        """Tokens that an output's step was expected to make for it, from so long a draft.
+
+        What it did make depends on chance: over the few cycles of a trial that would hide what the length is worth.
+        """
+        return self._estimate.tokens(output.drafted) if output.token_ids else 0.0
+
+    def learn(self, running: int, length: int, tokens: float, seconds: float) -> None:
+        """Take in what a cycle was worth and took whose longest draft was to be `length`; see `BestLength.learn`."""
         if self._best is not None and running:
             self._best.learn(running, length, tokens, seconds)
 
@@ -47,6 +56,7 @@ class DraftLength:
         """Take note of what a verified draft came to."""
         if self._best is None or not output.drafted:
             return
+        self._estimate.add(output.drafted, output.accepted)
         length = self._lengths.get(request, self._max_tokens)
         if output.accepted == output.drafted:
             length += 1

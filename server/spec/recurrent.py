@@ -93,16 +93,29 @@ class RecurrentProposer:
 
         Blocks that reach the prefix cache meanwhile lack the head's part: a later request that finds them drafts worse.
         """
-        late = [row for row in rows if row.in_prompt or self._rested.is_full(row)]
-        self.propose([replace(row, limit=0) for row in late], hidden)
-        taken = [row for row in rows if row not in late and self._kept(row)]
-        if taken:
-            self._rested.keep([(row, self._kept(row)) for row in taken], hidden.select(self._places(taken)))
+        late: list[DraftRow] = []
+        resting: list[tuple[DraftRow, int]] = []
+        for row in rows:
+            count = self._kept(row)
+            if row.in_prompt or self._rested.is_full(row):
+                late.append(replace(row, limit=0))
+            elif count:
+                resting.append((row, count))
+        if late:
+            self.propose(late, hidden)
+        if resting:
+            self._rested.keep(resting, self._copied(resting, hidden))
         return [NO_DRAFT] * len(rows)
+
+    def _copied(self, resting: Sequence[tuple[DraftRow, int]], hidden: TargetHidden) -> TargetHidden:
+        """The hidden states of these tokens, for the next step to leave alone: on a CPU each makes new ones anyway."""
+        if hidden.final.is_cpu and sum(count for _, count in resting) == len(hidden.final):
+            return hidden
+        return hidden.select(self._places(resting))
 
     def _hidden(self, rows: Sequence[DraftRow], hidden: TargetHidden) -> TargetHidden:
         """Of the tokens that the head takes in, those that it rested over before the step's."""
-        chosen = hidden.select(self._places(rows))
+        chosen = hidden.select(self._places([(row, self._kept(row)) for row in rows]))
         rested = [self._rested.take(row) for row in rows]
         if not any(rested):
             return chosen
@@ -116,9 +129,9 @@ class RecurrentProposer:
         aux = [part.aux for part in parts if part.aux is not None]
         return TargetHidden(torch.cat([part.final for part in parts]), torch.cat(aux) if aux else None)
 
-    def _places(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Where the tokens that the head takes in are among the step's."""
-        taken = [range(row.first, row.first + self._kept(row)) for row in rows]
+    def _places(self, rows: Sequence[tuple[DraftRow, int]]) -> Tensor:
+        """Where the tokens that the head takes in, so many of each row, are among the step's."""
+        taken = [range(row.first, row.first + count) for row, count in rows]
         return torch.tensor([i for indices in taken for i in indices], device=self.runner.setup.device)
 
     def _forward(self, hidden: Tensor, batch: Batch, step: int) -> DraftHidden:

@@ -34,8 +34,8 @@ class _Cycle:
     length: int
     requests: frozenset[int]
     """Those that the checking step must have, all of them and no others, for its time to tell anything."""
-    tokens: int = 0
-    """That the checking step made."""
+    tokens: float = 0.0
+    """That the checking step was expected to make."""
 
 
 class Speculator:
@@ -68,7 +68,7 @@ class Speculator:
         for output in outputs:
             self._length.observe(requests[output.request_id], output)
         if self._cycle is not None:
-            self._cycle.tokens += sum(len(output.token_ids) for output in outputs)
+            self._cycle.tokens += sum(map(self._length.expected, outputs))
 
     def wanted(self, request: Request, running: int) -> int:
         """Tokens to draft for a request while so many run, were there no other limit."""
@@ -87,8 +87,13 @@ class Speculator:
         self._learn(plan, started)
         running = scheduler.running
         most = self._length.most(running)
-        rows = scheduler.draft_rows(plan, lambda request: min(most, self.wanted(request, running)))
-        drafts = self.proposer.propose(rows, hidden) if most else self.proposer.rest(rows, hidden)
+
+        def limit(request: Request) -> int:
+            return min(most, self.wanted(request, running))
+
+        rows = scheduler.draft_rows(plan, limit)
+        drafting = most > 0 and any(limit(row.request) for row in rows)
+        drafts = self.proposer.propose(rows, hidden) if drafting else self.proposer.rest(rows, hidden)
         scheduler.settle(plan, rows, drafts)
         decoding = frozenset(row.request.request_id for row in plan.rows if row.samples)
         if decoding:
