@@ -95,6 +95,21 @@ def test_hidden_states_in_memory_are_those_on_disk(tmp_path: Path) -> None:
     assert sorted(seen, key=lambda place: place.start) == disk.sequences
 
 
+def test_many_short_answers_and_a_long_one_fit_into_the_cache(tmp_path: Path) -> None:
+    target = write_table_target(tmp_path / "target", RULE)
+    settings = Settings.model_validate({"model": str(target), "dtype": "float32", "device": "cpu"})
+    short = write_answers(tmp_path / "short.jsonl", 64, 3)
+    many = tmp_path / "many.jsonl"
+    many.write_text(short.read_text() * 20)
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"prompt": [1], "answer": RULE.continued([1], 900)}) + "\n")
+    with Progress(disable=True) as bar:
+        alone = capture_in_memory(settings, [short], (3,), bar)
+        made = capture_in_memory(settings, [many, long], (3,), bar)
+    torch.testing.assert_close(made.hidden[-901 - len(alone.hidden) : -901], alone.hidden)
+    assert len(made.hidden) == 20 * len(alone.hidden) + 901
+
+
 def test_the_target_makes_up_prompts_and_answers_them(tmp_path: Path) -> None:
     target = write_llama(tmp_path / "target")
     own, answers, without = (tmp_path / name for name in ("own.jsonl", "answers.jsonl", "without.jsonl"))

@@ -102,8 +102,10 @@ def _compute(plan: EnginePlan, answers: Sequence[Answer], boundaries: Sequence[i
     """Run the target over prompts with their answers, the first of which begins at `at`."""
     runner = build_target(plan.target, plan.pages("target"), boundaries, lambda done, total: None)
     room, size = _TOKENS_A_STEP[plan.target.device.type], runner.pages.block_size
-    runner.allocate(2 * room // size + 1)
-    for group in _groups(answers, room):
+    longest = max((len(answer.prompt) + len(answer.answer) for answer in answers), default=0)
+    blocks = max(room // size, -(-longest // size))
+    runner.allocate(blocks + 1)
+    for group in _groups(answers, blocks, size):
         spans, places, block = [], [], 1
         for answer in group:
             ids = answer.prompt + answer.answer
@@ -118,16 +120,16 @@ def _compute(plan: EnginePlan, answers: Sequence[Answer], boundaries: Sequence[i
         yield _Computed(places, batch.input_ids, states)
 
 
-def _groups(answers: Sequence[Answer], room: int) -> Iterator[list[Answer]]:
-    """Consecutive answers of at most `room` tokens together, or one longer one."""
+def _groups(answers: Sequence[Answer], blocks: int, size: int) -> Iterator[list[Answer]]:
+    """Consecutive answers that fit into so many blocks of so many tokens."""
     group: list[Answer] = []
     used = 0
     for answer in answers:
-        length = len(answer.prompt) + len(answer.answer)
-        if group and used + length > room:
+        needed = -(-(len(answer.prompt) + len(answer.answer)) // size)
+        if used + needed > blocks:
             yield group
             group, used = [], 0
         group.append(answer)
-        used += length
+        used += needed
     if group:
         yield group

@@ -65,7 +65,8 @@ INLINE float inverse_norm(const float *x, int64_t size, double eps)
 }
 
 // The norm of one token, from column `at` on.
-static void norm_token(const Stack *s, const float *x, const float *weight, const Tokens *out, int64_t token, int64_t at)
+static void norm_token(const Stack *s, const float *x, const float *weight, const Tokens *out, int64_t token,
+                       int64_t at)
 {
     float inverse = inverse_norm(x, s->hidden, s->eps);
     for (int64_t i = 0; i < s->hidden; i += BLOCK)
@@ -224,7 +225,8 @@ void outrider_stack(const Stack *s, const Step *step, char *base, int64_t thread
         for (int64_t l = 0; l < s->num_layers; l++) {
             const Layer *layer = s->layers + l;
             SHARE(&member, layer->qkv.rows / LANES, tile)
-                project(&layer->qkv, l || !s->embedding_norm ? &room.narrow : &room.joined, count, tile, room.projected, 0);
+                project(&layer->qkv, l || !s->embedding_norm ? &room.narrow : &room.joined, count, tile,
+                        room.projected, 0);
             meet(&member);
             SHARE(&member, count, token) turn_and_keep(s, layer, step, &room, token);
             meet(&member);
