@@ -19,4 +19,7 @@ def default_draft(settings: Mapping[str, Any]) -> dict[str, Given] | None:
         return None
     if str(settings.get("load_format", "auto")).lower() == "dummy" or packaged_head(EMBEDDED_MODEL_HEAD) is None:
         return None
-    return {"model": Given(EMBEDDED_MODEL_HEAD, "the embedded model's packaged head")}
+    source = "the embedded model's packaged head"
+    return {"model": Given(EMBEDDED_MODEL_HEAD, source)} | (
+        {"load_format": Given("auto", source)} if settings.get("load_format") is not None else {}
+    )

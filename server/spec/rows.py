@@ -26,7 +26,7 @@ def packaged_rows(settings: SpeculativeSettings) -> list[CheckRow]:
     if settings.model not in PACKAGED_HEADS:
         return []
     off = f"{KEY}method none turns it off"
-    return [_row("model", None, settings.model, f"trained for this model and packaged with the server; {off}")]
+    return [_row("model", None, settings.model, f"packaged with the server; {off}")]
 
 
 def drafting_rows(settings: SpeculativeSettings, k: int, why: str) -> list[CheckRow]:

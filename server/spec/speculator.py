@@ -98,7 +98,10 @@ class Speculator:
         decoding = frozenset(row.request.request_id for row in plan.rows if row.samples)
         if decoding:
             self._counter.chose(most)
-        self._cycle = _Cycle(started, running, most, decoding)
+        # Where requests themselves ask for less, a cycle says nothing of what the length is worth.
+        asked = (row.request.params.most_drafted for row in plan.rows)
+        free = all(count is None or count >= most for count in asked)
+        self._cycle = _Cycle(started, running, most, decoding) if free else None
         phase_seconds.setdefault("draft", []).append(time.perf_counter() - started)
 
     def counts(self) -> DraftCounts:

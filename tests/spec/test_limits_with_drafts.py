@@ -253,6 +253,21 @@ def test_adaptive_k_follows_each_requests_drafts(
         assert lengths.count(1) > len(lengths) / 2
 
 
+def test_requests_that_ask_for_fewer_drafts_teach_nothing_of_the_load(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[int] = []
+    monkeypatch.setattr(BestLength, "choose", lambda self, running: 3)
+    monkeypatch.setattr(BestLength, "learn", lambda self, running, length, tokens, seconds: learned.append(length))
+    engine = speculating(pairs["self"], 3, {"adaptive_k": True})
+    engine.add(prompt_of(20), max_tokens=20, most_drafted=0)
+    engine.run()
+    assert learned == []
+    engine.add(prompt_of(20), max_tokens=20)
+    engine.run()
+    assert set(learned) == {3}
+
+
 def test_synthetic_rates_are_reached_and_counted_by_position(pairs: dict[str, Pair]) -> None:
     rates = (0.8, 0.5, 0.25)
     more = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}

@@ -10,6 +10,7 @@ import torch
 from rich.progress import Progress
 
 from server.config import Settings
+from server.errors import UserError
 from tests.spec.engine_harness import make_engine
 from tests.spec.table_models import table, write_table_target
 from tests.spec.tiny_models import write_llama
@@ -69,6 +70,18 @@ def test_a_head_learns_its_target(tmp_path: Path, method: str, flags: tuple[str,
     run(*common, "--learning-rate", "5e-3", "--single", "0.3", "--epochs", "60")
     again = [json.loads(line) for line in (tmp_path / "run" / "curve.jsonl").read_text().splitlines()]
     assert again[-1]["steps"] == curve[-1]["steps"]
+    about = (tmp_path / "run" / "about.json").read_text()
+    other = {"eagle3": "mtp", "mtp": "eagle3"}[method]
+    with pytest.raises(UserError, match=f"holds a training with --method {method}; name another folder"):
+        run("train", "--model", target, "--method", other, "--answers", answers, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "about.json").read_text() == about
+
+
+def test_prompts_are_no_answers(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
+    with pytest.raises(UserError, match="holds no answers"):
+        list(read_answers([file]))
 
 
 def test_hidden_states_in_memory_are_those_on_disk(tmp_path: Path) -> None:

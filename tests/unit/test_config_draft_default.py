@@ -33,6 +33,14 @@ def test_the_embedded_model_gets_its_head() -> None:
     assert draft.model_dump(exclude_none=True) == {"model": EMBEDDED_MODEL_HEAD}
 
 
+def test_how_the_target_is_loaded_is_no_matter_of_the_head() -> None:
+    draft = resolved("--load-format", "gguf").speculative
+    assert draft is not None
+    assert draft.model_dump(exclude_none=True) == {"model": EMBEDDED_MODEL_HEAD, "load_format": "auto"}
+    named = resolved("--load-format", "gguf", "--speculative-config.load_format", "safetensors").speculative
+    assert named is not None and named.load_format == "safetensors"
+
+
 def test_single_keys_are_settings_of_that_head() -> None:
     draft = resolved("--speculative-config.num_speculative_tokens", "2").speculative
     assert draft is not None

@@ -23,6 +23,17 @@ def test_each_weight_is_off_by_half_a_step_at_most() -> None:
     assert bool(((rebuilt - weight.float()).abs() <= steps * (0.5 + 127 * 2.0**-11) * 1.01).all())
 
 
+def test_what_is_tiny_beside_the_rest_may_vanish() -> None:
+    """As in a head that begins as the identity beside noise: float16 has no scales for the noise."""
+    torch.manual_seed(1)
+    weight = torch.cat((torch.eye(64), torch.randn(64, 64) * 1e-5, torch.randn(64, 64) * 1e-7), 1).bfloat16()
+    packed = pack_rounded(weight, None)
+    assert packed is not None
+    rebuilt = packed.product(torch.eye(192, dtype=torch.bfloat16), torch.float32).T
+    assert bool(((rebuilt - weight.float()).abs() < 1e-4).all())
+    assert bool(((rebuilt - weight.float()).norm() / weight.float().norm() < 1e-4).all())
+
+
 def test_scales_that_float16_does_not_hold_are_not_rounded() -> None:
     weight = torch.full((16, 32), 2.0**30).bfloat16()
     assert pack_rounded(weight, None) is None

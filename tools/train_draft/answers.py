@@ -13,6 +13,7 @@ from server.checkpoint.locate import locate
 from server.checkpoint.tokenizer import load_tokenizer
 from server.config import Settings
 from server.engine.in_process import InProcessEngine
+from server.errors import UserError
 from tools.train_draft.prompts import read_prompts
 
 SAMPLED_CHUNKS = 4
@@ -33,6 +34,8 @@ def read_answers(files: Sequence[Path]) -> Iterator[Answer]:
         for line in file.read_text().splitlines():
             if line.endswith("}"):
                 entry = json.loads(line)
+                if not isinstance(entry.get("prompt"), list) or not isinstance(entry.get("answer"), list):
+                    raise UserError(f"{file}: holds no answers, which `answer` makes of prompts")
                 yield Answer(entry["prompt"], entry["answer"])
 
 

@@ -124,6 +124,7 @@ def _train(asked: argparse.Namespace) -> Command:
 
 def _run_training(asked: argparse.Namespace, bar: Progress) -> None:
     torch.manual_seed(asked.seed)
+    _check_begun(asked)
     checkpoint = locate(asked.model)
     weights = TargetWeights(checkpoint)
     target = ModelConfig.from_hf(checkpoint.config)
@@ -162,6 +163,17 @@ def _run_training(asked: argparse.Namespace, bar: Progress) -> None:
     }
     (asked.out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
     Training(head, batches, ends, recipe, dict(checkpoint.config), asked.out).run(bar)
+
+
+def _check_begun(asked: argparse.Namespace) -> None:
+    """Raise a UserError if the folder holds a training of another head, which would be spoilt."""
+    about = asked.out / "about.json"
+    if about.exists():
+        begun = json.loads(about.read_text())["arguments"]
+        for name in ("method", "experts", "top_k", "expert_width", "shared"):
+            if begun.get(name) != str(getattr(asked, name)):
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{asked.out}: holds a training with {flag} {begun.get(name)}; name another folder")
 
 
 def _head(asked: argparse.Namespace, target: ModelConfig, boundaries: tuple[int, ...], vocab: torch.Tensor) -> Head:
