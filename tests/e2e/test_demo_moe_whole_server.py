@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer
 
-from server.checkpoint.packaged_heads import DEMO_MOE_HEAD, packaged_head
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(packaged_head(DEMO_MOE_HEAD) is None, reason="no head is packaged"),
-]
+pytestmark = pytest.mark.slow
 
 DRAFT = '{"method": "mtp", "moe_backend": "grouped_mm", "num_speculative_tokens": 3}'
 

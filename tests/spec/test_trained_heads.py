@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from server.checkpoint.locate import locate
-from server.checkpoint.packaged_heads import DEMO_MOE_HEAD, EMBEDDED_MODEL_HEAD, packaged_head
+from server.checkpoint.packaged_heads import EMBEDDED_MODEL_HEAD
 from server.checkpoint.tokenizer import load_tokenizer
 from server.demo.write_moe import write_moe
 from tests.spec.engine_harness import make_engine
@@ -24,8 +24,6 @@ HELD_OUT = ROOT / "tools" / "train_draft" / "held_out.jsonl"
 RECORD = Path(__file__).parent / "trained_heads.json"
 TOKENS = 24
 Counts = dict[str, list[int]]
-
-pytestmark = pytest.mark.skipif(packaged_head(EMBEDDED_MODEL_HEAD) is None, reason="no head is packaged")
 
 
 def counts(model: Path | None, speculative: Mapping[str, Any], prompts: slice, **settings: Any) -> Counts:
@@ -74,7 +72,6 @@ def test_eagle3_as_recorded() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(packaged_head(DEMO_MOE_HEAD) is None, reason="no head is packaged")
 def test_mtp_as_recorded(moe: Path) -> None:
     check("mtp", mtp(moe))
 
@@ -92,7 +89,6 @@ def test_eagle3_with_any_block_size_and_backend() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(packaged_head(DEMO_MOE_HEAD) is None, reason="no head is packaged")
 def test_mtp_with_any_block_size(moe: Path) -> None:
     wanted = mtp(moe, SHORT)
     for block_size in (64, 256):
